@@ -1,0 +1,1 @@
+//! The etcd 3.7 wire contract and skeg's own peer and log messages.

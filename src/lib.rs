@@ -1,0 +1,12 @@
+//! skeg: a Raft-replicated, etcd-compatible key-value store.
+//!
+//! Modules in reading order; arrows between them point one way only (`tests/tidy.rs` checks it):
+//!
+//! ```text
+//! main -> server -> gateway -> api -> raft -> apply -> auth, lease, cluster -> storage -> RocksDB
+//!               \-> task ----------->/    \-> watch ------------------------->/
+//! ```
+//!
+//! Leaves, usable by all: `proto` (the wire types), `config`, `clock`, `telemetry`.
+
+pub use skeg_proto as proto;

@@ -1,0 +1,3 @@
+//! The `skeg` binary: settings, telemetry, build, run, exit code.
+
+fn main() {}
