@@ -10,3 +10,5 @@
 //! Leaves, usable by all: `proto` (the wire types), `config`, `clock`, `telemetry`.
 
 pub use skeg_proto as proto;
+
+pub mod clock;
