@@ -3,11 +3,14 @@
 use bytes::Bytes;
 use prost::Message;
 use prost_types::FileDescriptorSet;
+use tonic::{Request, Response, Status, Streaming};
 
+use crate::client::watch_client::WatchClient;
 use crate::etcdserverpb::{
-    Compare, LeaseGrantRequest, Member, RangeResponse, ResponseHeader, WatchResponse, compare,
+    Compare, LeaseGrantRequest, Member, RangeResponse, ResponseHeader, WatchRequest, WatchResponse, compare,
 };
 use crate::mvccpb::{Event, KeyValue};
+use crate::server::watch_server::{Watch, WatchServer};
 use crate::skegpb::{self, Command, LeaseExpire, LogEntry, command, log_entry};
 use crate::wire::Encoded;
 
@@ -98,6 +101,37 @@ fn encoded_is_the_message_it_stands_for() {
     assert_eq!(RangeResponse::decode(Bytes::from(encoded.encode_to_vec())).unwrap(), response);
     assert!(Encoded::decode(encoded.0).is_err());
     assert_eq!(Encoded::decode(Bytes::new()).unwrap(), Encoded::default());
+}
+
+/// Answers every stream with one response, encoded by hand in two parts.
+struct OneEvent;
+
+#[tonic::async_trait]
+impl Watch for OneEvent {
+    type WatchStream = tokio_stream::Once<Result<Encoded, Status>>;
+
+    async fn watch(
+        &self,
+        _requests: Request<Streaming<WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let events = vec![Event { kv: Some(record("a", 2, 2, 1, "v1")), ..Default::default() }];
+        let mut bytes = WatchResponse { watch_id: 7, ..Default::default() }.encode_to_vec();
+        bytes.extend(WatchResponse { events, ..Default::default() }.encode_to_vec());
+        Ok(Response::new(tokio_stream::once(Ok(Encoded(bytes.into())))))
+    }
+}
+
+#[test]
+fn a_client_receives_what_a_server_encoded() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let received = runtime.block_on(async {
+        let mut client = WatchClient::new(WatchServer::new(OneEvent));
+        let mut responses = client.watch(tokio_stream::empty()).await.unwrap().into_inner();
+        let first = responses.message().await.unwrap();
+        (first, responses.message().await.unwrap())
+    });
+    let events = vec![Event { kv: Some(record("a", 2, 2, 1, "v1")), ..Default::default() }];
+    assert_eq!(received, (Some(WatchResponse { watch_id: 7, events, ..Default::default() }), None));
 }
 
 #[test]
