@@ -12,3 +12,7 @@
 pub use skeg_proto as proto;
 
 pub mod clock;
+pub mod cluster;
+pub mod config;
+pub mod process;
+pub mod telemetry;

@@ -1,3 +1,16 @@
 //! The `skeg` binary: settings, telemetry, build, run, exit code.
 
-fn main() {}
+use std::process::ExitCode;
+
+use anyhow::bail;
+use skeg::config::Config;
+use skeg::process::{self, Ending};
+
+fn main() -> ExitCode {
+    process::main_with(serve)
+}
+
+fn serve(config: Config) -> anyhow::Result<Ending> {
+    config.bootstrap()?;
+    bail!("server not built yet")
+}
