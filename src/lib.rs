@@ -15,4 +15,5 @@ pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod process;
+pub mod storage;
 pub mod telemetry;
