@@ -68,7 +68,49 @@ fn gates() -> Vec<(&'static str, &'static str, bool)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SETTINGS, Section, flags};
+    use std::fmt::Write;
+
+    use super::{SETTINGS, Section, Status, flags};
+
+    const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/compatibility.md");
+
+    fn document_table() -> String {
+        let mut text = String::new();
+        for section in Section::LISTED.into_iter().chain([Section::Hidden]) {
+            let title = section.title();
+            writeln!(text, "\n| {title} | default | here |\n|---|---|---|")
+                .expect("writing to a string cannot fail");
+            for setting in SETTINGS.iter().filter(|setting| setting.section == section) {
+                let default = match setting.shown_default {
+                    "" => String::new(),
+                    default => format!("`{default}`"),
+                };
+                let here = match setting.status {
+                    Status::Effective => "effective".to_owned(),
+                    Status::Ignored(why) => format!("ignored: {why}"),
+                    Status::NotYet(why) => format!("not yet: {why}"),
+                };
+                writeln!(text, "| `--{}` | {default} | {here} |", setting.name)
+                    .expect("writing to a string cannot fail");
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn the_document_lists_every_flag() {
+        let document = std::fs::read_to_string(DOCUMENT).unwrap();
+        let (before, rest) = document.split_once("UPDATE_DOCS=1 -->\n").unwrap();
+        let (table, after) = rest.split_once("\n<!-- end of flags -->").unwrap_or(("", rest));
+        let want = document_table();
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            let after = after.trim_start_matches("<!-- end of flags -->");
+            let text = format!("{before}UPDATE_DOCS=1 -->\n{want}\n<!-- end of flags -->{after}");
+            std::fs::write(DOCUMENT, text).unwrap();
+        } else {
+            assert_eq!(table, want, "run this test with UPDATE_DOCS=1");
+        }
+    }
 
     #[test]
     fn every_setting_has_a_line_and_a_sentence() {

@@ -292,14 +292,9 @@ fn choose(stored: &mut String, text: &str, valid: &[&str]) -> Result<(), ValueEr
     Ok(())
 }
 
-/// Reads a scalar as text: YAML takes an unquoted `123` for a number, and a name may be one.
+/// Reads a text; a number or a truth value must be quoted to be one.
 fn text_of(value: &Value) -> Result<String, ValueError> {
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Number(number) => Ok(number.to_string()),
-        Value::Bool(on) => Ok(on.to_string()),
-        _ => Err(expected("a text", value)),
-    }
+    value.as_str().map(str::to_owned).ok_or_else(|| expected("a text", value))
 }
 
 fn expected(what: &str, found: &Value) -> ValueError {

@@ -251,7 +251,7 @@ fn log_outputs_are_places() {
 #[test]
 fn a_file_sets_what_flags_set() {
     let config = file(
-        "name: 17\nsnapshot-count: 3\nheartbeat-interval: 10\ngrpc-keepalive-interval: 5000000000\n\
+        "name: '17'\nsnapshot-count: 3\nheartbeat-interval: 10\ngrpc-keepalive-interval: 5000000000\n\
          log-outputs: [stderr]\nfeature-gates: LeaseCheckpoint=true\nsocket-options:\n  reuse-port: true\n\
          client-transport-security:\n  cert-file: c\nunknown-key: 1\nWal-Dir: w\n\
          listen-client-urls: http://127.0.0.1:1,unix://localhost:m0\n",
@@ -272,6 +272,7 @@ fn a_file_sets_what_flags_set() {
 #[test]
 fn a_file_is_strict_about_kinds() {
     for (text, part) in [
+        ("name: 17", "--name"),
         ("snapshot-count: \"3\"", "--snapshot-count"),
         ("snapshot-count: -3", "--snapshot-count"),
         ("grpc-keepalive-interval: 5s", "--grpc-keepalive-interval"),
