@@ -194,7 +194,18 @@ fn say(to: &mut impl Write, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::version_text;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixDatagram;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use rustix::process::{Pid, Signal as Sent, kill_process};
+
+    use super::{Signals, die_of, notify_ready, version_text};
+
+    /// Set in a copy of this test program that is to be told to stop.
+    const CHILD: &str = "SKEG_TEST_CHILD";
 
     #[test]
     fn tools_find_etcds_version_in_the_first_line() {
@@ -204,5 +215,46 @@ mod tests {
         let labels: Vec<_> =
             text.lines().filter_map(|line| line.split_once(": ")).map(|(label, _)| label).collect();
         assert_eq!(labels, ["etcd Version", "Git SHA", "Go Version", "Go OS/Arch", "skeg Version"]);
+    }
+
+    /// Runs itself as a child that reports ready, catches a signal, and then dies of it.
+    #[test]
+    fn a_process_told_to_stop_dies_of_the_signal() {
+        if std::env::var_os(CHILD).is_some() {
+            return be_the_child();
+        }
+        for (sent, number) in [(Sent::TERM, 15), (Sent::INT, 2)] {
+            let directory = tempfile::tempdir().unwrap();
+            let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "process::tests::a_process_told_to_stop_dies_of_the_signal", "--nocapture"])
+                .env(CHILD, "1")
+                .env("NOTIFY_SOCKET", directory.path().join("notify"))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut buffer = [0; 64];
+            let length = socket.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..length].trim_ascii(), b"READY=1");
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+            kill_process(pid, sent).unwrap();
+            let status = child.wait().unwrap();
+            assert_eq!(status.signal(), Some(number), "{status}");
+            let drained =
+                BufReader::new(child.stdout.take().unwrap()).lines().any(|line| line.unwrap() == "drained");
+            assert!(drained, "the signal was caught first");
+        }
+    }
+
+    fn be_the_child() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let mut signals = Signals::catch().unwrap();
+            notify_ready();
+            let signal = signals.next().await;
+            println!("\ndrained");
+            die_of(signal);
+        });
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
 
     let mut notices = notices(given);
     let (peer_urls, client_urls) = advertised(values, &listen, &mut notices);
-    let initial_cluster = initial_cluster(values, &initial_cluster_text, &peer_urls)?;
+    let initial_cluster = follow_name(values, initial_cluster_text, &peer_urls);
     let cluster = ClusterSettings {
         initial_cluster,
         initial_cluster_token: values.initial_cluster_token.clone(),
@@ -109,8 +109,9 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
 }
 
 /// Checks the first membership. etcd: `server/config/config.go`
-pub(super) fn bootstrap(config: &Config) -> Result<&InitialMember, Refusal> {
-    let (name, members) = (&config.member.name, &config.cluster.initial_cluster);
+pub(super) fn bootstrap(config: &Config) -> Result<InitialMember, Refusal> {
+    let name = &config.member.name;
+    let members = initial_members(&config.cluster.initial_cluster)?;
     let Some(local) = members.iter().find(|member| member.name == *name) else {
         return invalid(format!("couldn't find local --name {name:?} in --initial-cluster"));
     };
@@ -132,7 +133,7 @@ pub(super) fn bootstrap(config: &Config) -> Result<&InitialMember, Refusal> {
         let count = members.len();
         return invalid(format!("--initial-cluster has {count} members: this build serves a single member"));
     }
-    Ok(local)
+    Ok(local.clone())
 }
 
 fn check_advertised(local: &InitialMember, advertised: &[Url]) -> Result<(), Refusal> {
@@ -489,12 +490,18 @@ fn default_host() -> Option<IpAddr> {
         .filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
 }
 
-/// Reads `name=url,name=url`; repeated names add up. When only the name was given, the cluster follows it.
-fn initial_cluster(values: &Values, text: &str, peer_urls: &[Url]) -> Result<Vec<InitialMember>, Refusal> {
+/// Returns the text of the initial cluster, which follows the name and the peer URLs when only those were given.
+fn follow_name(values: &Values, text: String, peer_urls: &[Url]) -> String {
     let default = find("initial-cluster").map_or("", |setting| setting.default);
-    if values.name != "default" && text == default {
-        return Ok(vec![InitialMember { name: values.name.clone(), peer_urls: peer_urls.to_vec() }]);
+    if values.name == "default" || text != default {
+        return text;
     }
+    let name = if values.name.is_empty() { "default" } else { &values.name };
+    peer_urls.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",")
+}
+
+/// Reads `name=url,name=url`; repeated names add up.
+fn initial_members(text: &str) -> Result<Vec<InitialMember>, Refusal> {
     let mut members: Vec<InitialMember> = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (name, url) = pair.split_once('=').unwrap_or((pair, ""));

@@ -130,8 +130,8 @@ pub struct MemberSettings {
 /// What all members of a cluster must agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// The members of a new cluster; empty when discovery was to find them. Checked by [`Config::bootstrap`].
-    pub initial_cluster: Vec<InitialMember>,
+    /// The members of a new cluster as the flag has them; read and checked by [`Config::bootstrap`] alone.
+    pub initial_cluster: String,
     /// Tells clusters with the same addresses apart; part of their ids.
     pub initial_cluster_token: String,
     /// Found a cluster, or join one.
@@ -279,9 +279,9 @@ impl Config {
     /// meaning.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] when the initial cluster lacks this member or its URLs, repeats a URL, has more than one
+    /// [`Refusal::Invalid`] when the initial cluster cannot be read, lacks this member or its URLs, repeats a URL, has more than one
     /// member (not served yet), or is to be joined (not served yet).
-    pub fn bootstrap(&self) -> Result<&InitialMember, Refusal> {
+    pub fn bootstrap(&self) -> Result<InitialMember, Refusal> {
         check::bootstrap(self)
     }
 }

@@ -13,6 +13,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
@@ -194,11 +196,13 @@ fn read_environment(given: &mut Given, environment: &BTreeMap<OsString, OsString
 fn read_file(path: &Path) -> Result<Given, Refusal> {
     let shown = path.display();
     let failed = |why: String| Refusal::Invalid(format!("cannot load --config-file {shown}: {why}"));
-    let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
-    if size > FILE_MAX_BYTES {
-        return Err(failed(format!("it has {size} bytes, more than the {FILE_MAX_BYTES} that are read")));
+    let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+    let mut text = String::new();
+    let read =
+        file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
+    if u64::try_from(read).is_ok_and(|read| read > FILE_MAX_BYTES) {
+        return Err(failed(format!("it has more than the {FILE_MAX_BYTES} bytes that are read")));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     read_file_text(&text).map_err(failed)
 }
 

@@ -183,6 +183,8 @@ fn the_first_membership_is_checked() {
         "missing from --initial-advertise-peer-urls",
     );
     refuses(&["--initial-cluster=default"], "--initial-cluster");
+    refuses(&["--name="], "--name \"\"");
+    refuses(&["--name=a,b"], "--initial-cluster");
     let two = "--initial-cluster=default=http://localhost:2380,b=http://h:2380";
     refuses(&[two], "this build serves a single member");
     refuses(&["--initial-cluster=default=http://localhost:2380,b=http://localhost:2380"], "duplicate");
@@ -269,6 +271,11 @@ fn a_file_sets_what_flags_set() {
     assert_eq!(file("").unwrap().member.name, "default");
 }
 
+/// A few lines that stand for a billion values.
+const BOMB: &str = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n\
+                    d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\n\
+                    g: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\nh: &h [*g,*g,*g,*g,*g,*g,*g,*g,*g]\n";
+
 #[test]
 fn a_file_is_strict_about_kinds() {
     for (text, part) in [
@@ -284,6 +291,7 @@ fn a_file_is_strict_about_kinds() {
         ("[1, 2]", "outermost"),
         ("name: [", ""),
         ("a: *b", ""),
+        (BOMB, "repetition"),
     ] {
         let error = file(text).unwrap_err();
         assert!(error.contains(part), "{text}: {error}");
@@ -305,6 +313,7 @@ fn with_a_file_nothing_else_counts() {
         assert_eq!(config.cluster.heartbeat_interval, Duration::from_millis(100));
     }
     refuses(&["--config-file=/nowhere/at/all"], "--config-file");
+    refuses(&["--config-file=/dev/zero"], "more than");
 }
 
 #[test]
