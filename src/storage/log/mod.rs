@@ -46,6 +46,8 @@
 mod disk;
 mod error;
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod queue;
 mod recovery;
 mod segment;

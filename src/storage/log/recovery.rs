@@ -17,6 +17,7 @@
 //! Everything is checked before anything is changed: a refused log stays as it was found. The cut is made with zeros, synced
 //! before the log is used, so that no torn frame can ever be taken for one of a later batch.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -325,8 +326,11 @@ struct Replay {
     /// Where the last but one segment ends.
     previous_end: u64,
     pending: Vec<Pending>,
-    /// The index that follows, the pending entries included.
+    /// The indexes of the first entry and of the one that follows, what is pending included.
+    first: u64,
     next: u64,
+    /// What the segment must repeat next, for the segments before it may have been removed because of that.
+    owed: VecDeque<(Kind, u64, Bytes)>,
 }
 
 enum Pending {
@@ -345,7 +349,9 @@ impl Replay {
             floor: (first_sequence == 1).then_some(0),
             previous_end: 0,
             pending: Vec::new(),
+            first: 0,
             next: 0,
+            owed: VecDeque::new(),
         }
     }
 
@@ -369,11 +375,17 @@ impl Replay {
             self.add(&head, payload, offset).map_err(|reason| damaged(disk, segment, offset, reason))?;
             offset += head.frame_bytes() as u64;
             if head.last_in_batch {
+                if !self.owed.is_empty() {
+                    let reason = "the segment's first batch does not repeat all that stands".to_owned();
+                    return Err(damaged(disk, segment, START, reason));
+                }
                 self.commit();
                 end = BatchEnd { offset, batch: head.batch, bad: offset };
             }
         }
         self.pending.clear();
+        self.owed.clear();
+        self.first = self.first_index();
         self.next = self.live.next;
         end.bad = offset;
         match until {
@@ -394,12 +406,17 @@ impl Replay {
     /// Takes a good frame; says what is wrong if it cannot be where it is.
     fn add(&mut self, head: &FrameHead, payload: &[u8], offset: u64) -> Result<(), String> {
         let index = head.index;
-        let purged = self.standing.purged.as_ref().map(|(purged, _)| *purged);
         if (head.kind == Kind::Start) != (offset == START) {
             return Err("a segment's start is elsewhere than at its start".to_owned());
         }
+        if let Some((kind, owed_index, owed)) = self.owed.pop_front()
+            && (kind, owed_index, owed.as_ref()) != (head.kind, index, payload)
+        {
+            return Err("the segment does not repeat what stands".to_owned());
+        }
         match head.kind {
             Kind::Start => {
+                self.owed = self.standing.frames().collect();
                 if self.floor.is_none() {
                     self.pending.push(Pending::Floor(index));
                 } else if index != self.next {
@@ -422,13 +439,14 @@ impl Replay {
             Kind::Vote => self.pending.push(Pending::Vote(Bytes::copy_from_slice(payload))),
             Kind::Committed => self.pending.push(Pending::Committed(Bytes::copy_from_slice(payload))),
             Kind::Truncate => {
-                if purged.is_some_and(|purged| index <= purged) {
+                if index < self.first {
                     return Err(format!("it truncates to entry {index}, which was purged"));
                 }
                 self.next = self.next.min(index);
                 self.pending.push(Pending::Change(Change::Truncated(index)));
             }
             Kind::Purge => {
+                self.first = self.first.max(index + 1);
                 self.next = self.next.max(index + 1);
                 self.pending.push(Pending::Change(Change::Purged(index)));
                 self.pending.push(Pending::Purged(index, Bytes::copy_from_slice(payload)));
@@ -461,9 +479,13 @@ impl Replay {
         }
     }
 
+    fn first_index(&self) -> u64 {
+        self.standing.purged.as_ref().map_or(0, |(purged, _)| purged + 1)
+    }
+
     /// Checks that every entry that was not purged is there, and returns the first one's index.
     fn check_complete(&self, disk: &Disk) -> Result<u64, LogError> {
-        let first = self.standing.purged.as_ref().map_or(0, |(purged, _)| purged + 1);
+        let first = self.first_index();
         let reason = match self.floor {
             None => "the first one there was never begun".to_owned(),
             Some(floor) if floor > first => format!("entries {first} to {} are in none", floor - 1),

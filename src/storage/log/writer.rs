@@ -27,6 +27,16 @@ pub(super) struct Standing {
     pub(super) committed: Option<Bytes>,
 }
 
+impl Standing {
+    /// The frames that repeat them, in their order.
+    pub(super) fn frames(&self) -> impl Iterator<Item = (Kind, u64, Bytes)> {
+        let purged = self.purged.iter().map(|(index, payload)| (Kind::Purge, *index, payload.clone()));
+        let vote = self.vote.iter().map(|payload| (Kind::Vote, 0, payload.clone()));
+        let committed = self.committed.iter().map(|payload| (Kind::Committed, 0, payload.clone()));
+        purged.chain(vote).chain(committed)
+    }
+}
+
 /// Where writing goes on.
 #[derive(Debug)]
 pub(super) struct Position {
@@ -151,15 +161,9 @@ impl Writer {
     fn push_start(&mut self) -> io::Result<()> {
         self.changes.push(Change::Rolled(Arc::clone(&self.at.segment)));
         self.push(Kind::Start, self.at.next_index, &self.at.previous_end.to_le_bytes())?;
-        let standing = self.standing.clone();
-        if let Some((index, payload)) = standing.purged {
-            self.push(Kind::Purge, index, &payload)?;
-        }
-        if let Some(vote) = standing.vote {
-            self.push(Kind::Vote, 0, &vote)?;
-        }
-        if let Some(committed) = standing.committed {
-            self.push(Kind::Committed, 0, &committed)?;
+        let standing: Vec<_> = self.standing.frames().collect();
+        for (kind, index, payload) in standing {
+            self.push(kind, index, &payload)?;
         }
         Ok(())
     }

@@ -1,0 +1,29 @@
+//! Arbitrary files as a log. What must hold is written in `src/storage/log/fuzz.rs`.
+//!
+//! The log is compiled in by path: it stands alone, and without the rest this builds in seconds and needs no RocksDB.
+
+#![no_main]
+#![allow(dead_code, reason = "the server uses the rest")]
+
+#[path = "../../src/clock.rs"]
+mod clock;
+#[path = "../../src/storage/log/mod.rs"]
+mod log;
+
+use std::cell::OnceCell;
+
+use tempfile::TempDir;
+
+thread_local! {
+    static DIR: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+libfuzzer_sys::fuzz_target!(|script: &[u8]| {
+    DIR.with(|dir| {
+        let dir = dir.get_or_init(|| {
+            // In memory where there is such a place: what is looked for does not depend on the disk.
+            TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory")
+        });
+        log::fuzz::check(dir.path(), script);
+    });
+});
