@@ -57,3 +57,18 @@ func (k *KeepAlive) CloseSend() {
 
 // Cancel ends the stream from the client's side.
 func (k *KeepAlive) Cancel() { k.cancel() }
+
+// Renew renews a lease once on a stream of its own, without recording anything. It may be called beside the script.
+func (s *Session) Renew(id int64) error {
+	ctx, cancel := context.WithTimeout(s.ctx, AnswerLimit)
+	defer cancel()
+	stream, err := pb.NewLeaseClient(s.Store.Conn).LeaseKeepAlive(ctx)
+	if err != nil {
+		return err
+	}
+	if err = stream.Send(&pb.LeaseKeepAliveRequest{ID: id}); err != nil {
+		return err
+	}
+	_, err = stream.Recv()
+	return err
+}

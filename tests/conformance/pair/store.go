@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,40 +169,30 @@ func (s *Store) launch() error {
 	return nil
 }
 
+// awaitReady waits until gRPC is answered, which opens the connection so that no test pays for its back-off, and until the
+// cluster version is known, which etcd proposes just after it is ready.
 func (s *Store) awaitReady() error {
-	deadline := time.Now().Add(startLimit)
-	client := http.Client{Timeout: time.Second}
-	for time.Now().Before(deadline) {
-		if !s.Alive() {
-			return errors.New("the process ended")
-		}
-		response, err := client.Get(s.URL("/health"))
-		if err == nil {
-			_ = response.Body.Close()
-			if response.StatusCode == http.StatusOK {
-				return s.firstCall(deadline)
-			}
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return errors.New("not healthy in time")
-}
-
-// firstCall opens the gRPC connection, so that no test pays for its back-off, and waits for the cluster version, which etcd
-// proposes just after it is ready.
-func (s *Store) firstCall(deadline time.Time) error {
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
-	for {
-		status, err := pb.NewMaintenanceClient(s.Conn).Status(ctx, &pb.StatusRequest{}, grpc.WaitForReady(true))
-		if err != nil {
-			return err
+	go func() {
+		select {
+		case <-s.exited:
+			cancel()
+		case <-ctx.Done():
 		}
-		if status.StorageVersion != "" {
+	}()
+	for ctx.Err() == nil {
+		status, err := pb.NewMaintenanceClient(s.Conn).Status(ctx, &pb.StatusRequest{})
+		if err == nil && status.StorageVersion != "" {
 			return nil
 		}
+		s.Conn.ResetConnectBackoff()
 		time.Sleep(10 * time.Millisecond)
 	}
+	if !s.Alive() {
+		return errors.New("the process ended")
+	}
+	return errors.New("not ready in time")
 }
 
 func (s *Store) end(signal syscall.Signal) {

@@ -83,7 +83,7 @@ func (w *Watch) SendProgress() {
 
 // Next records the next message as it is.
 func (w *Watch) Next() *pb.WatchResponse {
-	message := w.take()
+	message := w.Take()
 	w.s.record("watch<", Text(Normalise(message)))
 	return message
 }
@@ -95,7 +95,7 @@ func (w *Watch) Events(want map[int64]int) {
 	events := map[int64][]*pb.WatchResponse{}
 	counts := map[int64]int{}
 	for remaining := total(want); remaining > 0; {
-		message := w.take()
+		message := w.Take()
 		w.check(message)
 		id := message.WatchId
 		if len(message.Events) == 0 || counts[id]+len(message.Events) > want[id] {
@@ -196,7 +196,8 @@ func (w *Watch) End() {
 	}
 }
 
-func (w *Watch) take() *pb.WatchResponse {
+// Take reads the next message without recording it.
+func (w *Watch) Take() *pb.WatchResponse {
 	limit := time.After(AnswerLimit)
 	for {
 		select {
@@ -243,4 +244,20 @@ func total(want map[int64]int) int {
 		sum += count
 	}
 	return sum
+}
+
+// RawWatch sends bytes on a new watch stream and records how the server ends it.
+func (s *Session) RawWatch(payload []byte) {
+	ctx, cancel := context.WithTimeout(s.ctx, AnswerLimit)
+	defer cancel()
+	description := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+	stream, err := s.Store.Conn.NewStream(ctx, description, "/etcdserverpb.Watch/Watch", grpc.ForceCodec(bytesCodec{}))
+	if err == nil {
+		err = stream.SendMsg(&payload)
+	}
+	if err == nil {
+		var answer []byte
+		err = stream.RecvMsg(&answer)
+	}
+	s.record("raw watch> "+Bytes(payload), ErrorText(err))
 }
