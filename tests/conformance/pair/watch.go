@@ -111,8 +111,8 @@ func (w *Watch) Events(want map[int64]int) {
 }
 
 // Drain asks for progress until the stream says that everything up to revision is delivered, or a watcher is canceled, and
-// records the events of each watcher and the cancels. Without a watcher it would never end.
-func (w *Watch) Drain(revision int64) {
+// records the events of each watcher and the cancels. It reports whether there was a cancel. Without a watcher it would never end.
+func (w *Watch) Drain(revision int64) bool {
 	events := map[int64][]*pb.WatchResponse{}
 	var cancels []string
 	deadline := time.After(AnswerLimit)
@@ -144,6 +144,7 @@ func (w *Watch) Drain(revision int64) {
 		w.s.record(fmt.Sprintf("watch< events of %d", id), eventsText(events[id]))
 	}
 	w.s.record(fmt.Sprintf("watch< all up to revision %d", revision), strings.Join(cancels, " "))
+	return len(cancels) > 0
 }
 
 var progress = &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
