@@ -162,12 +162,16 @@ func call[R proto.Message](s *Session, method string, request proto.Message, res
 }
 
 // Raw sends bytes as they are to a full method path and records the status alone.
-func (s *Session) Raw(path string, payload []byte, options ...grpc.CallOption) {
+func (s *Session) Raw(path string, payload []byte) {
+	s.record("raw "+path+" "+Bytes(payload), ErrorText(s.Ask(path, payload)))
+}
+
+// Ask sends bytes as they are to a full method path, without recording anything.
+func (s *Session) Ask(path string, payload []byte) error {
 	ctx, cancel := context.WithTimeout(s.ctx, AnswerLimit)
 	defer cancel()
 	var answer []byte
-	err := s.Store.Conn.Invoke(ctx, path, &payload, &answer, append(options, grpc.ForceCodec(bytesCodec{}))...)
-	s.record("raw "+path+" "+Bytes(payload), ErrorText(err))
+	return s.Store.Conn.Invoke(ctx, path, &payload, &answer, grpc.ForceCodec(bytesCodec{}))
 }
 
 // RangeStream asks KV/RangeStream and records the merged result; it returns the messages as they came.

@@ -55,7 +55,8 @@ type Store struct {
 	exited  chan struct{}
 }
 
-// Start runs bin with a fresh data directory under dir and waits until it serves.
+// Start runs bin with a fresh data directory under dir and waits until it serves. "{client}" in a flag becomes host:port of the client
+// listener.
 func Start(name, bin, dir string, flags ...string) (*Store, error) {
 	isSkeg, err := reportsSkeg(bin)
 	if err != nil {
@@ -135,6 +136,9 @@ func (s *Store) launch() error {
 		"--initial-cluster", "default=" + AdvertisedPeer,
 		"--unsafe-no-fsync",
 	}, s.flags...)
+	for i := range arguments {
+		arguments[i] = strings.ReplaceAll(arguments[i], "{client}", client)
+	}
 	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

@@ -26,6 +26,8 @@ type Watch struct {
 	err   error
 	// owed counts progress requests of Progress and Drain that may still be answered: such answers are read past.
 	owed int
+	// held are messages that Create has read past.
+	held []*pb.WatchResponse
 }
 
 // Watch opens a watch stream.
@@ -60,10 +62,23 @@ func (w *Watch) Send(r *pb.WatchRequest) {
 	}
 }
 
-// Create sends a create request and records the answer, which must be the next message.
+// Create sends a create request and records the answer. Messages of other watchers that come before it are kept for Take: when they come is
+// not defined. A message of the new watcher must not come first.
 func (w *Watch) Create(r *pb.WatchCreateRequest) *pb.WatchResponse {
 	w.SendCreate(r)
-	return w.Next()
+	known := len(w.held)
+	for {
+		message := w.receive()
+		if !message.Created {
+			w.held = append(w.held, message)
+			continue
+		}
+		for _, early := range w.held[known:] {
+			w.s.Require(early.WatchId != message.WatchId, "a message before its watcher is created: %s", Text(early))
+		}
+		w.s.record("watch<", Text(Normalise(message)))
+		return message
+	}
 }
 
 // SendCreate sends a create request without reading.
@@ -115,25 +130,34 @@ func (w *Watch) Events(want map[int64]int) {
 func (w *Watch) Drain(revision int64) bool {
 	events := map[int64][]*pb.WatchResponse{}
 	var cancels []string
+	take := func(message *pb.WatchResponse) (done bool) {
+		switch {
+		case message.Canceled:
+			cancels = append(cancels, Text(Normalise(message)))
+			return true
+		case len(message.Events) > 0:
+			w.check(message)
+			events[message.WatchId] = append(events[message.WatchId], message)
+		case message.WatchId == -1:
+			w.owed--
+			return message.Header.Revision >= revision
+		}
+		return false
+	}
+	for _, message := range w.held {
+		take(message)
+	}
+	w.held = nil
 	deadline := time.After(AnswerLimit)
 	ask := time.NewTicker(20 * time.Millisecond)
 	defer ask.Stop()
 	for done := false; !done; {
 		select {
 		case message, open := <-w.messages:
-			switch {
-			case !open:
+			if !open {
 				w.s.breakOff("watch stream ended: " + ErrorText(w.err))
-			case message.Canceled:
-				cancels = append(cancels, Text(Normalise(message)))
-				done = true
-			case len(message.Events) > 0:
-				w.check(message)
-				events[message.WatchId] = append(events[message.WatchId], message)
-			case message.WatchId == -1:
-				w.owed--
-				done = message.Header.Revision >= revision
 			}
+			done = take(message)
 		case <-ask.C:
 			w.ask()
 		case <-deadline:
@@ -199,6 +223,16 @@ func (w *Watch) End() {
 
 // Take reads the next message without recording it.
 func (w *Watch) Take() *pb.WatchResponse {
+	if len(w.held) > 0 {
+		message := w.held[0]
+		w.held = w.held[1:]
+		return message
+	}
+	return w.receive()
+}
+
+// receive reads the next message from the stream, but for owed answers to progress requests.
+func (w *Watch) receive() *pb.WatchResponse {
 	limit := time.After(AnswerLimit)
 	for {
 		select {
