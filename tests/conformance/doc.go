@@ -15,7 +15,7 @@
 // (errors/2.1-EmptyKey). A scenario runs on a pair of servers it shares with others, emptied of keys and leases, unless it
 // needs a fresh one. The random histories print the seed of a failure and the smallest list of operations that still shows it:
 //
-//	SKEG_SEEDS=N    histories to run, half of them from fixed seeds, half from fresh ones (default 24)
+//	SKEG_SEEDS=N    histories to run, half of them from fixed seeds, half from fresh ones (default 32)
 //	SKEG_SEED=S     one history: seed S
 //	SKEG_OPS=N      operations in a history (default 120)
 package conformance

@@ -9,9 +9,10 @@ import (
 	"skeg.local/conformance/pair"
 )
 
-// pool serves all tests; etcdctl is the client binary.
+// pool serves all tests, etcds (both roles played by etcd) those that test the tests; etcdctl is the client binary.
 var (
 	pool    *pair.Pool
+	etcds   *pair.Pool
 	etcdctl string
 )
 
@@ -34,6 +35,8 @@ func run(m *testing.M) int {
 	etcdctl = filepath.Join(filepath.Dir(etcd), "etcdctl")
 	pool = &pair.Pool{EtcdBin: etcd, SkegBin: skeg, Dir: dir}
 	defer pool.Stop()
+	etcds = &pair.Pool{EtcdBin: etcd, SkegBin: etcd, Dir: dir}
+	defer etcds.Stop()
 	return m.Run()
 }
 

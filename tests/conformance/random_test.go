@@ -29,7 +29,7 @@ func TestRandomHistories(t *testing.T) {
 	if one := number("SKEG_SEED", 0); one != 0 {
 		seeds = []int64{one}
 	} else {
-		count := number("SKEG_SEEDS", 24)
+		count := number("SKEG_SEEDS", 32)
 		fresh := time.Now().UnixNano()
 		for i := range count {
 			if i%2 == 0 {
@@ -43,12 +43,12 @@ func TestRandomHistories(t *testing.T) {
 	for _, seed := range seeds {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
 			history := newHistory(seed, int(length))
-			difference := history.compare(t)
+			difference := history.compare(t, freshStores)
 			if difference == nil {
 				return
 			}
 			t.Errorf("SKEG_SEED=%d SKEG_OPS=%d: the stores differ:\n%s", seed, length, difference.Text)
-			smallest, difference := history.shrink(t, difference)
+			smallest, difference := history.shrink(t, freshStores, difference)
 			t.Errorf("the smallest history that differs has %d of %d operations:\n  %s\n%s",
 				len(smallest), len(history), strings.Join(smallest.names(), "\n  "), difference.Text)
 		})
@@ -90,13 +90,20 @@ func (h history) names() []string {
 	return names
 }
 
-func (h history) compare(t *testing.T) *pair.Difference {
+// freshStores starts the pair that a history runs on, and returns how to end it.
+func freshStores(t *testing.T) (*pair.Pair, func()) {
 	t.Helper()
 	stores, err := pool.Fresh()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stores.Stop()
+	return stores, stores.Stop
+}
+
+func (h history) compare(t *testing.T, start func(*testing.T) (*pair.Pair, func())) *pair.Difference {
+	t.Helper()
+	stores, stop := start(t)
+	defer stop()
 	return stores.Compare(h.run)
 }
 
@@ -131,17 +138,17 @@ func (s *state) drain() {
 }
 
 // shrink removes operations as long as the stores still differ: first many at a time, then fewer (delta debugging).
-func (h history) shrink(t *testing.T, difference *pair.Difference) (history, *pair.Difference) {
+func (h history) shrink(t *testing.T, start func(*testing.T) (*pair.Pair, func()), difference *pair.Difference) (history, *pair.Difference) {
 	t.Helper()
 	deadline := time.Now().Add(shrinkLimit)
 	for size := (len(h) + 1) / 2; size > 0 && time.Now().Before(deadline); {
 		removed := false
-		for start := 0; start < len(h) && time.Now().Before(deadline); {
-			candidate := append(append(history{}, h[:start]...), h[min(start+size, len(h)):]...)
-			if found := candidate.compare(t); found != nil {
+		for at := 0; at < len(h) && time.Now().Before(deadline); {
+			candidate := append(append(history{}, h[:at]...), h[min(at+size, len(h)):]...)
+			if found := candidate.compare(t, start); found != nil {
 				h, difference, removed = candidate, found, true
 			} else {
-				start += size
+				at += size
 			}
 		}
 		if !removed || size > len(h) {

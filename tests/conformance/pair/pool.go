@@ -140,5 +140,5 @@ func (s *Store) empty() ([]int64, error) {
 	if len(alarms.Alarms) > 0 {
 		return nil, errors.New("an alarm is raised")
 	}
-	return []int64{hash.Header.Revision, int64(hash.Hash)}, nil
+	return []int64{hash.GetHeader().GetRevision(), int64(hash.Hash)}, nil
 }

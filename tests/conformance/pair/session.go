@@ -48,7 +48,7 @@ func (s *Session) Current() int64 {
 	if err != nil {
 		return -1
 	}
-	return answer.Header.Revision
+	return answer.GetHeader().GetRevision()
 }
 
 // With returns a session on the same transcript whose calls carry the metadata pairs.

@@ -140,7 +140,7 @@ func (w *Watch) Drain(revision int64) bool {
 			events[message.WatchId] = append(events[message.WatchId], message)
 		case message.WatchId == -1:
 			w.owed--
-			return message.Header.Revision >= revision
+			return message.GetHeader().GetRevision() >= revision
 		}
 		return false
 	}
@@ -253,7 +253,7 @@ func (w *Watch) receive() *pb.WatchResponse {
 
 func (w *Watch) check(message *pb.WatchResponse) {
 	last := message.Events[len(message.Events)-1].Kv.ModRevision
-	w.s.Require(message.Header.Revision >= last, "header behind its events: %s", Text(message))
+	w.s.Require(message.GetHeader().GetRevision() >= last, "header behind its events: %s", Text(message))
 }
 
 // eventsText joins the events of one watcher, and says where a revision is torn between messages not marked as fragments.
