@@ -1,5 +1,12 @@
-//! Bytes on disk. Nothing above knows a file or a stored key; nothing here knows Raft, a request or a lease.
+//! Bytes on disk: the RocksDB engine, every stored key, the Raft log, and the multi-version store.
 //!
-//! [`log`] holds what was proposed, in order, and its sync is the only one a write waits for.
+//! This is the only module that names RocksDB, and [`schema`] is the only place that encodes a stored key.
+//! Nothing here knows Raft, gRPC or time. [`log`] holds what was proposed, in order, and its sync is the only one that a
+//! write waits for; the engine follows it.
 
+mod engine;
 pub mod log;
+pub mod mvcc;
+pub mod schema;
+
+pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};

@@ -1,0 +1,381 @@
+//! RocksDB as skeg uses it: four families, no write-ahead log, atomic flushes, a memory budget.
+//!
+//! The Raft log is the only durable log. A batch is visible as soon as [`Engine::write`] returns and survives a crash
+//! once [`Engine::flush`] has returned after it; since all families are flushed together, what a crash leaves is
+//! always the state after some whole batch, and the batch itself says after which log entry.
+
+use std::ffi::{CStr, CString};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use rocksdb::compaction_filter::{CompactionFilter, Decision};
+use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
+use rocksdb::{
+    BlockBasedOptions, BottommostLevelCompaction, Cache, ColumnFamily, ColumnFamilyDescriptor, CompactOptions,
+    DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions, Options, ReadOptions, SliceTransform,
+    WriteBatch,
+};
+use tracing::{info, warn};
+
+use super::schema::{self, Family, MetaKey};
+
+/// The store's format; raised when stored bytes change their meaning.
+const FORMAT: u32 = 1;
+
+/// Values from this size on live in blob files, out of the way of compactions and key scans.
+const BLOB_MIN_BYTES: u64 = 1024;
+
+/// What goes wrong in storage. None of these is a client's fault: the member stops.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// RocksDB refused or failed.
+    #[error("storage engine: {0}")]
+    Engine(#[from] rocksdb::Error),
+    /// Stored bytes do not decode.
+    #[error("stored {what} is damaged: restore this member from a snapshot or from its peers")]
+    Damaged {
+        /// Which record.
+        what: &'static str,
+    },
+    /// The directory was written by another version.
+    #[error("data directory has format {found}, this build reads format {expected}: use the version that wrote it")]
+    Format {
+        /// Format in the directory.
+        found: u32,
+        /// Format of this build.
+        expected: u32,
+    },
+    /// A file operation failed.
+    #[error("storage files: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// The engine's share of the memory budget.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// All memtables together, in bytes.
+    pub memtable_bytes: usize,
+    /// Block cache, with filters and indexes, in bytes.
+    pub block_cache_bytes: usize,
+}
+
+/// Sizes for Status and metrics, in bytes unless said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineSizes {
+    /// Files and unflushed memtables.
+    pub total_bytes: u64,
+    /// What a full compaction would leave, estimated.
+    pub live_bytes: u64,
+    /// Versions stored in `kv`, estimated.
+    pub versions: u64,
+    /// Unflushed memtable bytes.
+    pub memtable_bytes: u64,
+}
+
+/// A write that becomes visible as one.
+pub struct Batch<'e> {
+    engine: &'e Engine,
+    inner: WriteBatch,
+}
+
+impl Batch<'_> {
+    /// Sets a key.
+    pub fn put(&mut self, family: Family, key: &[u8], value: &[u8]) {
+        self.inner.put_cf(self.engine.family(family), key, value);
+    }
+
+    /// Removes a key.
+    pub fn delete(&mut self, family: Family, key: &[u8]) {
+        self.inner.delete_cf(self.engine.family(family), key);
+    }
+
+    /// Removes the keys in `[from, to)`.
+    pub fn delete_range(&mut self, family: Family, from: &[u8], to: &[u8]) {
+        self.inner.delete_range_cf(self.engine.family(family), from, to);
+    }
+
+    /// True if nothing would be written.
+    pub fn is_empty(&self) -> bool {
+        self.inner.is_empty()
+    }
+}
+
+/// One open store. Shared by the core thread and blocking threads.
+pub struct Engine {
+    db: DB,
+    block_cache: Cache,
+}
+
+impl Engine {
+    /// Opens or creates the store in `dir`.
+    ///
+    /// `compacted` is shared with the compaction filter: versions that no read at or above it can see are dropped.
+    ///
+    /// # Errors
+    /// [`StorageError::Format`] for a directory of another version; [`StorageError::Engine`] when RocksDB cannot open it.
+    pub fn open(
+        dir: &Path,
+        options: EngineOptions,
+        compacted: Arc<AtomicI64>,
+    ) -> Result<Engine, StorageError> {
+        let block_cache = Cache::new_lru_cache(options.block_cache_bytes);
+        let families = Family::ALL.map(|family| {
+            ColumnFamilyDescriptor::new(
+                family.name(),
+                family_options(family, options, &block_cache, Arc::clone(&compacted)),
+            )
+        });
+        let db = DB::open_cf_descriptors(&database_options(options)?, dir, families)?;
+        let engine = Engine { db, block_cache };
+        engine.check_format()?;
+        Ok(engine)
+    }
+
+    fn check_format(&self) -> Result<(), StorageError> {
+        match self.get(Family::Meta, &MetaKey::Format.encode())? {
+            None => {
+                let mut batch = self.batch();
+                batch.put(Family::Meta, &MetaKey::Format.encode(), &FORMAT.to_be_bytes());
+                self.write(batch)
+            }
+            Some(found) => {
+                let found =
+                    found.as_ref().try_into().map_err(|_| StorageError::Damaged { what: "format version" })?;
+                let found = u32::from_be_bytes(found);
+                if found == FORMAT { Ok(()) } else { Err(StorageError::Format { found, expected: FORMAT }) }
+            }
+        }
+    }
+
+    fn family(&self, family: Family) -> &ColumnFamily {
+        self.db.cf_handle(family.name()).expect("every family is opened with the store")
+    }
+
+    /// Starts a batch.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { engine: self, inner: WriteBatch::default() }
+    }
+
+    /// Makes a batch visible; it survives a crash of the process only after the next [`Engine::flush`].
+    pub fn write(&self, batch: Batch<'_>) -> Result<(), StorageError> {
+        Ok(self.db.write_without_wal(batch.inner)?)
+    }
+
+    /// Reads one key.
+    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StorageError> {
+        Ok(self.db.get_pinned_cf(self.family(family), key)?)
+    }
+
+    /// Iterates a family between two encoded bounds, `to` excluded and absent for the family's end.
+    pub fn iterate(&self, family: Family, from: &[u8], to: Option<Vec<u8>>) -> DBRawIterator<'_> {
+        let mut options = ReadOptions::default();
+        options.set_total_order_seek(true);
+        options.set_auto_readahead_size(true);
+        if let Some(to) = to {
+            options.set_iterate_upper_bound(to);
+        }
+        let mut iterator = self.db.raw_iterator_cf_opt(self.family(family), options);
+        iterator.seek(from);
+        iterator
+    }
+
+    /// Iterates the versions of one key, newest first, helped by the prefix filter.
+    pub fn iterate_versions(&self, from: &[u8]) -> DBRawIterator<'_> {
+        let mut options = ReadOptions::default();
+        options.set_prefix_same_as_start(true);
+        let mut iterator = self.db.raw_iterator_cf_opt(self.family(Family::Kv), options);
+        iterator.seek(from);
+        iterator
+    }
+
+    /// Writes all memtables to files and waits; everything written before survives a crash when this returns.
+    pub fn flush(&self) -> Result<(), StorageError> {
+        let mut options = FlushOptions::default();
+        options.set_wait(true);
+        let families = Family::ALL.map(|family| self.family(family));
+        Ok(self.db.flush_cfs_opt(&families, &options)?)
+    }
+
+    /// Rewrites all files without what no read can see any more. Reads and writes go on meanwhile.
+    pub fn compact(&self) {
+        let mut options = CompactOptions::default();
+        options.set_bottommost_level_compaction(BottommostLevelCompaction::ForceOptimized);
+        options.set_exclusive_manual_compaction(false);
+        for family in Family::ALL {
+            self.db.compact_range_cf_opt(self.family(family), None::<&[u8]>, None::<&[u8]>, &options);
+        }
+    }
+
+    /// Current sizes; cheap enough for every request.
+    pub fn sizes(&self) -> EngineSizes {
+        let sum = |property: &CStr| -> u64 {
+            Family::ALL
+                .iter()
+                .filter_map(|family| self.db.property_int_value_cf(self.family(*family), property).ok().flatten())
+                .sum()
+        };
+        let memtable_bytes = sum(c"rocksdb.cur-size-all-mem-tables");
+        let files = sum(c"rocksdb.total-sst-files-size") + sum(c"rocksdb.total-blob-file-size");
+        let live = sum(c"rocksdb.estimate-live-data-size");
+        EngineSizes {
+            total_bytes: files + memtable_bytes,
+            live_bytes: (live + memtable_bytes).min(files + memtable_bytes),
+            versions: self
+                .db
+                .property_int_value_cf(self.family(Family::Kv), c"rocksdb.estimate-num-keys")
+                .ok()
+                .flatten()
+                .unwrap_or(0),
+            memtable_bytes,
+        }
+    }
+
+    /// Bytes held by the block cache.
+    pub fn block_cache_bytes(&self) -> usize {
+        self.block_cache.get_usage()
+    }
+
+    /// Stops background work; called once before the store is dropped.
+    pub fn stop(&self) {
+        self.db.cancel_all_background_work(true);
+    }
+}
+
+fn database_options(options: EngineOptions) -> Result<Options, StorageError> {
+    let mut out = Options::default();
+    out.create_if_missing(true);
+    out.create_missing_column_families(true);
+    out.set_atomic_flush(true);
+    out.set_max_background_jobs(2);
+    out.set_max_open_files(512);
+    out.set_keep_log_file_num(2);
+    out.set_max_log_file_size(4 << 20);
+    out.set_bytes_per_sync(1 << 20);
+    out.set_skip_stats_update_on_db_open(true);
+    out.set_stats_dump_period_sec(0);
+    out.set_stats_persist_period_sec(0);
+    out.set_db_write_buffer_size(options.memtable_bytes);
+    let mut env = Env::new()?;
+    env.lower_thread_pool_cpu_priority();
+    env.lower_high_priority_thread_pool_cpu_priority();
+    out.set_env(&env);
+    Ok(out)
+}
+
+fn family_options(
+    family: Family,
+    options: EngineOptions,
+    cache: &Cache,
+    compacted: Arc<AtomicI64>,
+) -> Options {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(cache);
+    table.set_block_size(8 << 10);
+    table.set_format_version(6);
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_cache_index_and_filter_blocks_with_high_priority(true);
+    table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+
+    let mut out = Options::default();
+    out.set_compression_type(DBCompressionType::Lz4);
+    out.set_write_buffer_size(options.memtable_bytes / 4);
+    out.set_max_write_buffer_number(4);
+    out.set_level_compaction_dynamic_level_bytes(true);
+    out.set_target_file_size_base(32 << 20);
+    out.set_max_bytes_for_level_base(128 << 20);
+    if family == Family::Kv {
+        table.set_bloom_filter(10.0, false);
+        table.set_whole_key_filtering(false);
+        out.set_prefix_extractor(SliceTransform::create("kv-user-key", kv_prefix, Some(is_kv_key)));
+        out.set_memtable_prefix_bloom_ratio(0.05);
+        out.set_enable_blob_files(true);
+        out.set_min_blob_size(BLOB_MIN_BYTES);
+        out.set_blob_compression_type(DBCompressionType::Lz4);
+        out.set_enable_blob_gc(true);
+        out.set_blob_gc_age_cutoff(0.25);
+        out.set_compaction_filter_factory(DropUnreachable { compacted, name: c"drop-unreachable".into() });
+    }
+    out.set_block_based_table_factory(&table);
+    out
+}
+
+fn kv_prefix(key: &[u8]) -> &[u8] {
+    &key[..schema::kv_prefix_len(key)]
+}
+
+fn is_kv_key(key: &[u8]) -> bool {
+    key.len() > schema::REVISION_BYTES
+}
+
+/// Makes a filter for each compaction of `kv`.
+struct DropUnreachable {
+    compacted: Arc<AtomicI64>,
+    name: CString,
+}
+
+impl CompactionFilterFactory for DropUnreachable {
+    type Filter = UnreachableFilter;
+
+    fn create(&mut self, context: CompactionFilterContext) -> UnreachableFilter {
+        UnreachableFilter {
+            compacted: self.compacted.load(Ordering::Acquire),
+            whole_store: context.is_full_compaction,
+            prefix: Vec::new(),
+            newest_seen: false,
+            name: self.name.clone(),
+        }
+    }
+
+    fn name(&self) -> &CStr {
+        &self.name
+    }
+}
+
+/// Drops versions of `kv` that are at or below the compact revision and hidden by a newer such version.
+///
+/// A tombstone hides what is below it, so it goes only when the compaction holds every file: nothing older can then
+/// come back from a deeper level. One at the compact revision itself stays: etcd keeps it for watchers that start there.
+struct UnreachableFilter {
+    compacted: i64,
+    whole_store: bool,
+    prefix: Vec<u8>,
+    newest_seen: bool,
+    name: CString,
+}
+
+impl CompactionFilter for UnreachableFilter {
+    fn filter(&mut self, _level: u32, key: &[u8], value: &[u8]) -> Decision {
+        let Some(revision) = schema::kv_revision(key) else { return Decision::Keep };
+        let prefix = kv_prefix(key);
+        if self.prefix != prefix {
+            self.prefix.clear();
+            self.prefix.extend_from_slice(prefix);
+            self.newest_seen = false;
+        }
+        if revision.main > self.compacted {
+            return Decision::Keep;
+        }
+        if self.newest_seen {
+            return Decision::Remove;
+        }
+        self.newest_seen = true;
+        if schema::is_tombstone(value) && self.whole_store && revision.main < self.compacted {
+            return Decision::Remove;
+        }
+        Decision::Keep
+    }
+
+    fn name(&self) -> &CStr {
+        &self.name
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        match self.flush() {
+            Ok(()) => info!("storage flushed"),
+            Err(error) => warn!(%error, "storage not flushed; the log has the rest"),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! HashKV: etcd's checksum over the history, equal on every member and in etcd for the same history.
+//!
+//! etcd hashes its records in revision order. Ours lie in key order, and fetching a million of them in the other order
+//! would be a million random reads; but a CRC of a concatenation can be computed from the CRCs of its parts. So one scan
+//! takes the CRC of each record, the parts are sorted by revision, and then combined.
+//!
+//! etcd: `server/storage/mvcc/hash.go`. Which records count is independent of what compaction has already dropped.
+
+use std::collections::VecDeque;
+
+use rocksdb::DBRawIterator;
+
+use super::{MvccError, Store};
+use crate::storage::StorageError;
+use crate::storage::schema::{self, Family, SubRevision};
+
+/// Compaction hashes kept. etcd: `hashStorageMaxSize`.
+const KEPT_COMPACTION_HASHES: usize = 10;
+
+/// The answer to HashKV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevisionHash {
+    /// CRC-32C of the records.
+    pub hash: u32,
+    /// Compact revision that decided which records count.
+    pub compact_revision: i64,
+    /// Revision hashed up to.
+    pub revision: i64,
+}
+
+/// Hashes of finished compactions, newest revisions last; in memory only, as etcd's.
+#[derive(Default)]
+pub(super) struct CompactionHashes {
+    kept: VecDeque<RevisionHash>,
+}
+
+/// The CRC of one record, to be put in order.
+struct Part {
+    revision: SubRevision,
+    crc: u32,
+    len: u32,
+}
+
+impl Store {
+    /// Hashes the history up to a revision, 0 for the current one. Scans all keys: for blocking threads.
+    ///
+    /// # Errors
+    /// [`MvccError::FutureRevision`], and [`MvccError::Compacted`] below the compact revision (equal is allowed).
+    pub fn hash_kv(&self, requested: i64) -> Result<(RevisionHash, i64), MvccError> {
+        loop {
+            let current = self.revision();
+            let compacted = self.compacted();
+            if requested > 0 {
+                if let Some(kept) = self.kept_compaction_hash(requested) {
+                    return Ok((kept, current));
+                }
+                if requested < compacted {
+                    return Err(MvccError::Compacted);
+                }
+                if requested > current {
+                    return Err(MvccError::FutureRevision);
+                }
+            }
+            let revision = if requested <= 0 { current } else { requested };
+            let hash = self.hash_records(compacted, revision)?;
+            if self.compacted() == compacted {
+                return Ok((RevisionHash { hash, compact_revision: compacted, revision }, current));
+            }
+        }
+    }
+
+    /// Computes and keeps the hash of a compaction; runs before anything that it makes unreachable is dropped.
+    pub(super) fn keep_compaction_hash(&self, previous: i64, compacted: i64) -> Result<(), StorageError> {
+        let hash = self.hash_records(previous, compacted)?;
+        let mut hashes = self.compaction_hashes.lock();
+        hashes.kept.push_back(RevisionHash { hash, compact_revision: previous, revision: compacted });
+        if hashes.kept.len() > KEPT_COMPACTION_HASHES {
+            hashes.kept.pop_front();
+        }
+        Ok(())
+    }
+
+    fn kept_compaction_hash(&self, revision: i64) -> Option<RevisionHash> {
+        self.compaction_hashes.lock().kept.iter().find(|kept| kept.revision == revision).copied()
+    }
+
+    fn hash_records(&self, compacted: i64, revision: i64) -> Result<u32, StorageError> {
+        let mut parts = Vec::new();
+        let mut versions = Versions::new(self, compacted, revision);
+        versions.collect(&mut parts)?;
+        let skip_compacted = versions.any_kept;
+        parts.retain(|(part, kept): &(Part, bool)| {
+            !skip_compacted || part.revision.main > compacted || *kept
+        });
+        parts.sort_unstable_by_key(|(part, _)| part.revision);
+        let seed = crc32c::crc32c(b"key");
+        Ok(parts
+            .iter()
+            .fold(seed, |crc, (part, _)| crc32c::crc32c_combine(crc, part.crc, part.len as usize)))
+    }
+}
+
+/// One scan over all versions.
+struct Versions<'s> {
+    iterator: DBRawIterator<'s>,
+    compacted: i64,
+    revision: i64,
+    any_kept: bool,
+    buffer: Vec<u8>,
+}
+
+impl<'s> Versions<'s> {
+    fn new(store: &'s Store, compacted: i64, revision: i64) -> Versions<'s> {
+        let iterator = store.engine.iterate(Family::Kv, b"", None);
+        Versions { iterator, compacted, revision, any_kept: false, buffer: Vec::new() }
+    }
+
+    /// Collects the parts at or below the revision, each with whether it is the newest put of its key there.
+    fn collect(&mut self, parts: &mut Vec<(Part, bool)>) -> Result<(), StorageError> {
+        let damaged = || StorageError::Damaged { what: "key" };
+        let mut prefix: Vec<u8> = Vec::new();
+        let mut key = Vec::new();
+        let mut newest_seen = false;
+        while let Some((encoded, stored)) = self.iterator.item() {
+            let this = &encoded[..schema::kv_prefix_len(encoded)];
+            if this != prefix {
+                prefix.clear();
+                prefix.extend_from_slice(this);
+                newest_seen = false;
+                if !schema::kv_user_key(encoded, &mut key) {
+                    return Err(damaged());
+                }
+            }
+            let revision = schema::kv_revision(encoded).ok_or_else(damaged)?;
+            if revision.main <= self.revision {
+                let tombstone = schema::is_tombstone(stored);
+                let kept = !newest_seen && !tombstone;
+                newest_seen = true;
+                self.any_kept |= kept;
+                if !(tombstone && revision.main == self.compacted) {
+                    encode_record(&mut self.buffer, &key, revision, stored)?;
+                    let len = u32::try_from(self.buffer.len()).map_err(|_| damaged())?;
+                    parts.push((Part { revision, crc: crc32c::crc32c(&self.buffer), len }, kept));
+                }
+            }
+            self.iterator.next();
+        }
+        Ok(self.iterator.status()?)
+    }
+}
+
+/// Encodes a record as etcd stores it: revision key, then the key-value.
+fn encode_record(
+    out: &mut Vec<u8>,
+    key: &[u8],
+    revision: SubRevision,
+    stored: &[u8],
+) -> Result<(), StorageError> {
+    out.clear();
+    out.extend_from_slice(&revision.main.to_be_bytes());
+    out.push(b'_');
+    out.extend_from_slice(&u64::from(revision.sub).to_be_bytes());
+    if schema::is_tombstone(stored) {
+        out.push(b't');
+        schema::put_deleted_key_value(out, key);
+        return Ok(());
+    }
+    let (meta, value) =
+        schema::decode_kv_value(stored, revision).ok_or(StorageError::Damaged { what: "key version" })?;
+    schema::put_key_value(out, key, &meta, value);
+    Ok(())
+}

@@ -1,0 +1,316 @@
+//! Reading at a revision: one key, a range, and the history that watchers replay.
+
+use bytes::Bytes;
+use rocksdb::DBRawIterator;
+
+use super::{KeyRange, RangeEnd, Store};
+use crate::storage::StorageError;
+use crate::storage::schema::{self, Family, KeyMeta, SubRevision};
+
+/// Versions stepped over one by one before a seek to the next key is cheaper.
+const STEPS_BEFORE_SEEK: u32 = 8;
+
+/// One live key as a scan sees it; borrowed from the iterator.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// User key.
+    pub key: &'a [u8],
+    /// Metadata of the version read.
+    pub meta: KeyMeta,
+    /// Value of the version read.
+    pub value: &'a [u8],
+}
+
+/// One live key, owned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// User key.
+    pub key: Bytes,
+    /// Metadata of the version read.
+    pub meta: KeyMeta,
+    /// Value of the version read.
+    pub value: Bytes,
+}
+
+/// What a change was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A put with the version it made.
+    Put {
+        /// Metadata of the new version.
+        meta: KeyMeta,
+        /// The new value.
+        value: Bytes,
+    },
+    /// A delete.
+    Delete,
+}
+
+/// One change in revision order: what a watcher is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When.
+    pub revision: SubRevision,
+    /// User key.
+    pub key: Bytes,
+    /// What.
+    pub change: Change,
+}
+
+impl Event {
+    /// True for a put that began the key's life: it has no previous version.
+    pub fn is_create(&self) -> bool {
+        matches!(&self.change, Change::Put { meta, .. } if meta.create_revision == self.revision.main)
+    }
+
+    /// Memory held by the event, in bytes.
+    pub fn size_bytes(&self) -> usize {
+        let value = match &self.change {
+            Change::Put { value, .. } => value.len(),
+            Change::Delete => 0,
+        };
+        size_of::<Event>() + self.key.len() + value
+    }
+}
+
+impl Store {
+    /// The newest version of a key, from the metadata cache or the engine; `None` if the key does not exist.
+    pub fn head(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
+        if let Some(known) = self.heads.lock().get(key) {
+            return Ok(known);
+        }
+        let head = self.version_at(key, i64::MAX)?.map(|(meta, _)| meta);
+        self.heads.lock().insert(key, head);
+        Ok(head)
+    }
+
+    /// The version of one key at a revision, with its value.
+    pub fn get(&self, key: &[u8], revision: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
+        let known = self.heads.lock().get(key);
+        if let Some(head) = known {
+            match head {
+                None => return self.version_before_tombstone(key, revision),
+                Some(meta) if meta.modified.main <= revision => {
+                    if let Some(value) = self.value_of(key, meta.modified)? {
+                        return Ok(Some((meta, value)));
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        self.version_at(key, revision)
+    }
+
+    /// A key known not to exist now may still have lived at an older revision.
+    fn version_before_tombstone(
+        &self,
+        key: &[u8],
+        revision: i64,
+    ) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
+        if revision >= self.revision() { Ok(None) } else { self.version_at(key, revision) }
+    }
+
+    /// The value written to `key` at exactly this revision.
+    fn value_of(&self, key: &[u8], revision: SubRevision) -> Result<Option<Bytes>, StorageError> {
+        let mut encoded = Vec::with_capacity(key.len() + 16);
+        schema::put_kv_key(&mut encoded, key, revision);
+        let Some(stored) = self.engine.get(Family::Kv, &encoded)? else { return Ok(None) };
+        if schema::is_tombstone(&stored) {
+            return Ok(None);
+        }
+        let (_, value) = decode(&stored, revision)?;
+        Ok(Some(Bytes::copy_from_slice(value)))
+    }
+
+    fn version_at(&self, key: &[u8], revision: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
+        let mut from = Vec::with_capacity(key.len() + 16);
+        schema::put_kv_prefix(&mut from, key);
+        let prefix_len = from.len();
+        schema::put_inverted(&mut from, SubRevision { main: revision, sub: u32::MAX });
+        let iterator = self.engine.iterate_versions(&from);
+        let Some((found, stored)) = iterator.item() else {
+            iterator.status()?;
+            return Ok(None);
+        };
+        if found.len() != from.len() || found[..prefix_len] != from[..prefix_len] || schema::is_tombstone(stored) {
+            return Ok(None);
+        }
+        let modified = schema::kv_revision(found).ok_or(StorageError::Damaged { what: "key" })?;
+        let (meta, value) = decode(stored, modified)?;
+        Ok(Some((meta, Bytes::copy_from_slice(value))))
+    }
+
+    /// Walks the live keys of a range in key order as of a revision.
+    pub fn scan(&self, range: &KeyRange, revision: i64) -> Scan<'_> {
+        let mut from = Vec::with_capacity(range.start.len() + 2);
+        schema::put_key_bound(&mut from, &range.start);
+        let to = match &range.end {
+            RangeEnd::Unbounded => None,
+            RangeEnd::Before(end) => Some(bound(end)),
+            RangeEnd::Single => Some(bound(&[&range.start[..], b"\0"].concat())),
+        };
+        Scan {
+            iterator: self.engine.iterate(Family::Kv, &from, to),
+            revision,
+            key: Vec::new(),
+            prefix: Vec::new(),
+            positioned: false,
+        }
+    }
+
+    /// Calls `visit` for every change with revision in `[from, to]`, in order, until it returns false.
+    ///
+    /// A change whose version compaction has already dropped is left out.
+    pub fn history(
+        &self,
+        from: i64,
+        to: i64,
+        mut visit: impl FnMut(Event) -> bool,
+    ) -> Result<(), StorageError> {
+        let first = schema::rev_key(SubRevision { main: from, sub: 0 });
+        let end = schema::rev_key(SubRevision { main: to.saturating_add(1), sub: 0 });
+        let mut iterator = self.engine.iterate(Family::Rev, &first, Some(end.to_vec()));
+        while let Some((key, value)) = iterator.item() {
+            let damaged = StorageError::Damaged { what: "revision index" };
+            let Some(revision) = schema::decode_rev_key(key) else { return Err(damaged) };
+            let Some((tombstone, user_key)) = schema::decode_rev_value(value) else { return Err(damaged) };
+            if let Some(change) = self.change_at(user_key, revision, tombstone)? {
+                let event = Event { revision, key: Bytes::copy_from_slice(user_key), change };
+                if !visit(event) {
+                    return Ok(());
+                }
+            }
+            iterator.next();
+        }
+        Ok(iterator.status()?)
+    }
+
+    fn change_at(
+        &self,
+        key: &[u8],
+        revision: SubRevision,
+        tombstone: bool,
+    ) -> Result<Option<Change>, StorageError> {
+        if tombstone {
+            return Ok(Some(Change::Delete));
+        }
+        let mut encoded = Vec::with_capacity(key.len() + 16);
+        schema::put_kv_key(&mut encoded, key, revision);
+        let Some(stored) = self.engine.get(Family::Kv, &encoded)? else { return Ok(None) };
+        let (meta, value) = decode(&stored, revision)?;
+        Ok(Some(Change::Put { meta, value: Bytes::copy_from_slice(value) }))
+    }
+}
+
+fn bound(key: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(key.len() + 2);
+    schema::put_key_bound(&mut out, key);
+    out
+}
+
+fn decode(stored: &[u8], modified: SubRevision) -> Result<(KeyMeta, &[u8]), StorageError> {
+    schema::decode_kv_value(stored, modified).ok_or(StorageError::Damaged { what: "key version" })
+}
+
+/// A walk over live keys; see [`Store::scan`].
+pub struct Scan<'s> {
+    iterator: DBRawIterator<'s>,
+    revision: i64,
+    /// The user key at the iterator.
+    key: Vec<u8>,
+    /// The encoded prefix at the iterator.
+    prefix: Vec<u8>,
+    /// True if the iterator stands on a record already returned.
+    positioned: bool,
+}
+
+impl Scan<'_> {
+    /// The next live key, borrowed until the next call.
+    ///
+    /// # Errors
+    /// [`StorageError`] if the engine fails or a stored record does not decode.
+    pub fn next(&mut self) -> Result<Option<Record<'_>>, StorageError> {
+        if self.positioned {
+            self.skip_versions();
+        }
+        self.positioned = loop {
+            match self.visible_version()? {
+                Step::Found => break true,
+                Step::Hidden => self.skip_versions(),
+                Step::End => break false,
+            }
+        };
+        if !self.positioned {
+            return Ok(None);
+        }
+        let damaged = StorageError::Damaged { what: "key" };
+        let Some((encoded, stored)) = self.iterator.item() else { return Err(damaged) };
+        let Some(modified) = schema::kv_revision(encoded) else { return Err(damaged) };
+        if !schema::kv_user_key(encoded, &mut self.key) {
+            return Err(damaged);
+        }
+        let (meta, value) = decode(stored, modified)?;
+        Ok(Some(Record { key: &self.key, meta, value }))
+    }
+
+    /// Moves to the version of the current key that the revision sees.
+    fn visible_version(&mut self) -> Result<Step, StorageError> {
+        self.prefix.clear();
+        let mut steps = 0;
+        loop {
+            let Some((encoded, stored)) = self.iterator.item() else {
+                self.iterator.status()?;
+                return Ok(Step::End);
+            };
+            let prefix = &encoded[..schema::kv_prefix_len(encoded)];
+            if self.prefix.is_empty() {
+                self.prefix.extend_from_slice(prefix);
+            } else if self.prefix != prefix {
+                // Every version of the key is newer: start again with the next key.
+                self.prefix.clear();
+                self.prefix.extend_from_slice(prefix);
+                steps = 0;
+            }
+            let revision = schema::kv_revision(encoded).ok_or(StorageError::Damaged { what: "key" })?;
+            if revision.main <= self.revision {
+                return Ok(if schema::is_tombstone(stored) { Step::Hidden } else { Step::Found });
+            }
+            steps += 1;
+            if steps < STEPS_BEFORE_SEEK {
+                self.iterator.next();
+            } else {
+                let mut target = self.prefix.clone();
+                schema::put_inverted(&mut target, SubRevision { main: self.revision, sub: u32::MAX });
+                self.iterator.seek(&target);
+                steps = 0;
+            }
+        }
+    }
+
+    /// Moves past all versions of the current key.
+    fn skip_versions(&mut self) {
+        for _ in 0..STEPS_BEFORE_SEEK {
+            self.iterator.next();
+            let Some(encoded) = self.iterator.key() else { return };
+            if encoded[..schema::kv_prefix_len(encoded)] != *self.prefix {
+                return;
+            }
+        }
+        // Versions are inverted revisions, so nothing sorts after twelve 0xFF bytes under this prefix.
+        let mut target = self.prefix.clone();
+        target.extend_from_slice(&[0xFF; schema::REVISION_BYTES]);
+        self.iterator.seek(&target);
+        if self.iterator.key() == Some(&target) {
+            self.iterator.next();
+        }
+    }
+}
+
+enum Step {
+    /// The iterator stands on a live version.
+    Found,
+    /// The key does not live at the revision.
+    Hidden,
+    /// No more keys.
+    End,
+}
