@@ -11,9 +11,12 @@
 
 pub use skeg_proto as proto;
 
+pub mod apply;
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub mod lease;
 pub mod process;
 pub mod storage;
 pub mod telemetry;
+pub mod watch;

@@ -1,3 +1,111 @@
-//! The cluster as it is replicated: who the members are and how they are named.
+//! The replicated view of the cluster: members, alarms, cluster version.
 
 pub mod id;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use prost::Message;
+
+use crate::proto::etcdserverpb::{AlarmMember, AlarmType};
+use crate::proto::skegpb::{Member, MemberAttributes};
+use crate::storage::schema::{Family, MetaKey};
+use crate::storage::{Engine, StorageError};
+
+/// Members, alarms and version as of the applied log.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    members: BTreeMap<u64, Member>,
+    alarms: BTreeSet<(u64, i32)>,
+    version: Option<String>,
+}
+
+impl Cluster {
+    /// All members by id.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.values()
+    }
+
+    /// Adds or replaces a member.
+    pub fn insert_member(&mut self, member: Member) {
+        self.members.insert(member.id, member);
+    }
+
+    /// Publishes a member's name and client URLs; `None` if it is not a member.
+    pub fn set_attributes(&mut self, attributes: &MemberAttributes) -> Option<Member> {
+        let member = self.members.get_mut(&attributes.member_id)?;
+        member.name.clone_from(&attributes.name);
+        member.client_urls.clone_from(&attributes.client_urls);
+        Some(member.clone())
+    }
+
+    /// The cluster version, `major.minor.0`; `None` until decided.
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
+    /// Sets the cluster version.
+    pub fn set_version(&mut self, version: &str) {
+        self.version = Some(version.to_owned());
+    }
+
+    /// True if any member has raised the alarm.
+    pub fn is_raised(&self, alarm: AlarmType) -> bool {
+        self.alarms.iter().any(|(_, raised)| *raised == alarm as i32)
+    }
+
+    /// Raised alarms of a type; all of them for type NONE.
+    pub fn alarms_of_type(&self, alarm: i32) -> Vec<AlarmMember> {
+        self.alarms
+            .iter()
+            .filter(|(_, raised)| alarm == AlarmType::None as i32 || *raised == alarm)
+            .map(|(member_id, alarm)| AlarmMember { member_id: *member_id, alarm: *alarm })
+            .collect()
+    }
+
+    /// Raises an alarm for a member.
+    pub fn raise(&mut self, member_id: u64, alarm: i32) -> AlarmMember {
+        self.alarms.insert((member_id, alarm));
+        AlarmMember { member_id, alarm }
+    }
+
+    /// Clears exactly this alarm; `None` if it was not raised.
+    pub fn clear(&mut self, member_id: u64, alarm: i32) -> Option<AlarmMember> {
+        self.alarms.remove(&(member_id, alarm)).then_some(AlarmMember { member_id, alarm })
+    }
+}
+
+/// Reads the cluster's records.
+pub fn load(engine: &Engine) -> Result<Cluster, StorageError> {
+    let mut cluster = Cluster::default();
+    for_each(engine, MetaKey::MEMBER_PREFIX, |_, value| {
+        let member = Member::decode(value).map_err(|_| StorageError::Damaged { what: "member" })?;
+        cluster.insert_member(member);
+        Ok(())
+    })?;
+    for_each(engine, MetaKey::ALARM_PREFIX, |key, _| {
+        let alarm = MetaKey::decode_alarm(key).ok_or(StorageError::Damaged { what: "alarm" })?;
+        cluster.alarms.insert(alarm);
+        Ok(())
+    })?;
+    if let Some(version) = engine.get(Family::Meta, &MetaKey::ClusterVersion.encode())? {
+        let version = std::str::from_utf8(&version);
+        cluster.set_version(version.map_err(|_| StorageError::Damaged { what: "cluster version" })?);
+    }
+    Ok(cluster)
+}
+
+fn for_each(
+    engine: &Engine,
+    prefix: &[u8],
+    mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), StorageError>,
+) -> Result<(), StorageError> {
+    let mut iterator = engine.iterate(Family::Meta, prefix, None);
+    while let Some((key, value)) = iterator.item() {
+        if !key.starts_with(prefix) {
+            break;
+        }
+        visit(key, value)?;
+        iterator.next();
+    }
+    Ok(iterator.status()?)
+}

@@ -1,7 +1,7 @@
 //! Reading at a revision: one key, a range, and the history that watchers replay.
 
 use bytes::Bytes;
-use rocksdb::DBRawIterator;
+use rocksdb::{DBPinnableSlice, DBRawIterator};
 
 use super::{KeyRange, RangeEnd, Store};
 use crate::storage::StorageError;
@@ -55,6 +55,8 @@ pub struct Event {
     pub key: Bytes,
     /// What.
     pub change: Change,
+    /// The version that the change replaced, if the writer still knew it.
+    pub previous: Option<SubRevision>,
 }
 
 impl Event {
@@ -88,33 +90,20 @@ impl Store {
     pub fn get(&self, key: &[u8], revision: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
         let known = self.heads.lock().get(key);
         if let Some(head) = known {
-            match head {
-                None => return self.version_before_tombstone(key, revision),
-                Some(meta) if meta.modified.main <= revision => {
-                    if let Some(value) = self.value_of(key, meta.modified)? {
-                        return Ok(Some((meta, value)));
-                    }
-                }
-                Some(_) => {}
+            // A head may be newer than the revision, and a missing one may have lived at it.
+            if let Some(meta) = head
+                && meta.modified.main <= revision
+                && let Some(value) = self.value_of(key, meta.modified)?
+            {
+                return Ok(Some((meta, value)));
             }
         }
         self.version_at(key, revision)
     }
 
-    /// A key known not to exist now may still have lived at an older revision.
-    fn version_before_tombstone(
-        &self,
-        key: &[u8],
-        revision: i64,
-    ) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
-        if revision >= self.revision() { Ok(None) } else { self.version_at(key, revision) }
-    }
-
     /// The value written to `key` at exactly this revision.
     fn value_of(&self, key: &[u8], revision: SubRevision) -> Result<Option<Bytes>, StorageError> {
-        let mut encoded = Vec::with_capacity(key.len() + 16);
-        schema::put_kv_key(&mut encoded, key, revision);
-        let Some(stored) = self.engine.get(Family::Kv, &encoded)? else { return Ok(None) };
+        let Some(stored) = self.stored_version(key, revision)? else { return Ok(None) };
         if schema::is_tombstone(&stored) {
             return Ok(None);
         }
@@ -175,7 +164,8 @@ impl Store {
             let Some(revision) = schema::decode_rev_key(key) else { return Err(damaged) };
             let Some((tombstone, user_key)) = schema::decode_rev_value(value) else { return Err(damaged) };
             if let Some(change) = self.change_at(user_key, revision, tombstone)? {
-                let event = Event { revision, key: Bytes::copy_from_slice(user_key), change };
+                let key = Bytes::copy_from_slice(user_key);
+                let event = Event { revision, key, change, previous: None };
                 if !visit(event) {
                     return Ok(());
                 }
@@ -183,6 +173,34 @@ impl Store {
             iterator.next();
         }
         Ok(iterator.status()?)
+    }
+
+    /// The version that an event replaced, as etcd shows it: the key just before the event's revision.
+    ///
+    /// `None` for a create, and when that revision is compacted.
+    pub fn version_before(&self, event: &Event) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
+        let before = event.revision.main - 1;
+        if event.is_create() || before < self.compacted() {
+            return Ok(None);
+        }
+        if let Some(previous) = event.previous.filter(|previous| previous.main <= before)
+            && let Some(stored) = self.stored_version(&event.key, previous)?
+            && !schema::is_tombstone(&stored)
+        {
+            let (meta, value) = decode(&stored, previous)?;
+            return Ok(Some((meta, Bytes::copy_from_slice(value))));
+        }
+        self.version_at(&event.key, before)
+    }
+
+    fn stored_version(
+        &self,
+        key: &[u8],
+        revision: SubRevision,
+    ) -> Result<Option<DBPinnableSlice<'_>>, StorageError> {
+        let mut encoded = Vec::with_capacity(key.len() + 16);
+        schema::put_kv_key(&mut encoded, key, revision);
+        self.engine.get(Family::Kv, &encoded)
     }
 
     fn change_at(
@@ -194,9 +212,7 @@ impl Store {
         if tombstone {
             return Ok(Some(Change::Delete));
         }
-        let mut encoded = Vec::with_capacity(key.len() + 16);
-        schema::put_kv_key(&mut encoded, key, revision);
-        let Some(stored) = self.engine.get(Family::Kv, &encoded)? else { return Ok(None) };
+        let Some(stored) = self.stored_version(key, revision)? else { return Ok(None) };
         let (meta, value) = decode(&stored, revision)?;
         Ok(Some(Change::Put { meta, value: Bytes::copy_from_slice(value) }))
     }

@@ -290,7 +290,8 @@ impl<'s> Txn<'_, 's> {
             Some((meta, value)) => Change::Put { meta: *meta, value: value.clone() },
             None => Change::Delete,
         };
-        run.events.push(Event { revision, key: key.clone(), change });
+        let previous = previous.map(|meta| meta.modified);
+        run.events.push(Event { revision, key: key.clone(), change, previous });
         run.overlay.insert(key.clone(), now);
     }
 

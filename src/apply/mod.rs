@@ -1,0 +1,261 @@
+//! The replicated state machine: what each committed command does.
+//!
+//! Everything here is a function of the log alone: no clock, no randomness, no task, no hash order. The same log gives
+//! the same bytes and the same answers on every member. What a command may not do is a [`Refusal`], an outcome like any
+//! other; a [`StorageError`] is not an outcome but the end of the member.
+//!
+//! ```text
+//! committed run ──> Run::apply per entry ──> Run::commit ──> Effects: events, lease changes, compactions
+//!                   guard: corrupt, space     one batch        (published by raft/state_machine)
+//!                   txn, lease, alarm ...
+//! ```
+
+mod command;
+pub mod guard;
+mod outcome;
+pub mod range;
+mod txn;
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use prost::Message;
+
+pub use command::decode;
+pub use outcome::{Outcome, Refusal, Reply};
+
+use crate::cluster::Cluster;
+use crate::lease::{self, Leases};
+use crate::proto::etcdserverpb as pb;
+use crate::proto::skegpb::command::Kind;
+use crate::proto::skegpb::{LeaseRecord, LogId};
+use crate::storage::mvcc::read::Event;
+use crate::storage::mvcc::write::WriteRun;
+use crate::storage::mvcc::{MvccError, Store};
+use crate::storage::schema::{self, Family, MetaKey};
+use crate::storage::StorageError;
+
+/// The replicated state. Changed only by [`Run`]; read by everyone.
+#[derive(Clone)]
+pub struct State {
+    /// Keys and their history.
+    pub store: Arc<Store>,
+    /// Lease records.
+    pub leases: Arc<RwLock<Leases>>,
+    /// Members, alarms, cluster version.
+    pub cluster: Arc<RwLock<Cluster>>,
+}
+
+/// A change to the leases, for the clock that the leader keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseChange {
+    /// Granted, with its time to live in seconds.
+    Granted(i64, i64),
+    /// Gone.
+    Revoked(i64),
+}
+
+/// A compaction whose second half is still to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compaction {
+    /// Compact revision before.
+    pub previous: i64,
+    /// Compact revision now.
+    pub revision: i64,
+}
+
+/// What a committed run has to tell the rest of the member.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Changes in revision order, for watchers.
+    pub events: Vec<Event>,
+    /// Lease changes, in order.
+    pub leases: Vec<LeaseChange>,
+    /// Compactions, in order.
+    pub compactions: Vec<Compaction>,
+}
+
+/// Applies a run of committed entries; see the module.
+pub struct Run<'s> {
+    state: &'s State,
+    write: WriteRun<'s>,
+    applied: Option<LogId>,
+    effects: Effects,
+}
+
+impl<'s> Run<'s> {
+    /// Starts a run.
+    pub fn new(state: &'s State) -> Run<'s> {
+        Run { state, write: WriteRun::new(&state.store), applied: None, effects: Effects::default() }
+    }
+
+    /// Applies one command, which stands at `position` in the log.
+    ///
+    /// # Errors
+    /// Only storage failures; the member must stop then.
+    pub fn apply(&mut self, command: Kind, position: LogId) -> Result<Outcome, StorageError> {
+        let outcome = self.dispatch(command)?;
+        self.applied = Some(position);
+        Ok(outcome)
+    }
+
+    /// Notes an entry without a command.
+    pub fn pass(&mut self, position: LogId) {
+        self.applied = Some(position);
+    }
+
+    /// Notes a Raft membership, encoded.
+    pub fn set_membership(&mut self, membership: &[u8], position: LogId) {
+        self.write.batch().put(Family::Meta, &MetaKey::Membership.encode(), membership);
+        self.applied = Some(position);
+    }
+
+    fn dispatch(&mut self, command: Kind) -> Result<Outcome, StorageError> {
+        if let Err(refusal) = guard::check(&self.state.cluster.read(), &command) {
+            return Ok(Err(refusal));
+        }
+        if reads_through_iterators(&command) {
+            self.make_visible()?;
+        }
+        match command {
+            Kind::Put(request) => txn::put(self, request),
+            Kind::DeleteRange(request) => txn::delete_range(self, &request),
+            Kind::Txn(request) => txn::txn(self, &request),
+            Kind::Compaction(request) => Ok(self.compact(&request)),
+            Kind::LeaseGrant(request) => Ok(self.grant(&request)),
+            Kind::LeaseRevoke(request) => self.revoke(request.id),
+            Kind::LeaseExpire(request) => self.revoke(request.id),
+            Kind::LeaseCheckpoint(request) => Ok(self.checkpoint(&request)),
+            Kind::Alarm(request) => Ok(self.alarm(&request)),
+            Kind::ClusterVersionSet(request) => {
+                self.write.batch().put(Family::Meta, &MetaKey::ClusterVersion.encode(), request.version.as_bytes());
+                self.state.cluster.write().set_version(&request.version);
+                Ok(Ok(Reply::None))
+            }
+            Kind::MemberAttributes(request) => {
+                let member = self.state.cluster.write().set_attributes(&request);
+                if let Some(member) = member {
+                    let key = MetaKey::Member(member.id).encode();
+                    self.write.batch().put(Family::Meta, &key, &member.encode_to_vec());
+                }
+                Ok(Ok(Reply::None))
+            }
+        }
+    }
+
+    /// Makes the entries so far visible in the store below, so that its iterators show them.
+    fn make_visible(&mut self) -> Result<(), StorageError> {
+        if !self.write.is_clean() {
+            self.note_applied();
+            let done = std::mem::replace(&mut self.write, WriteRun::new(&self.state.store));
+            self.effects.events.extend(done.commit()?);
+            self.write = WriteRun::new(&self.state.store);
+        }
+        Ok(())
+    }
+
+    /// Every batch says after which entry it stands: a crash may keep it and lose the next one.
+    fn note_applied(&mut self) {
+        if let Some(applied) = &self.applied {
+            self.write.batch().put(Family::Meta, &MetaKey::Applied.encode(), &applied.encode_to_vec());
+        }
+    }
+
+    /// Makes the run visible; see [`WriteRun::commit`].
+    pub fn commit(mut self) -> Result<Effects, StorageError> {
+        self.note_applied();
+        self.effects.events.extend(self.write.commit()?);
+        Ok(self.effects)
+    }
+
+    fn header(&self) -> Option<pb::ResponseHeader> {
+        Some(pb::ResponseHeader { revision: self.write.revision(), ..Default::default() })
+    }
+
+    fn compact(&mut self, request: &pb::CompactionRequest) -> Outcome {
+        let previous = self.write.compacted();
+        match Store::check_compaction(request.revision, previous, self.write.revision()) {
+            Err(MvccError::FutureRevision) => return Err(Refusal::FutureRevision),
+            Err(_) => return Err(Refusal::Compacted),
+            Ok(()) => {}
+        }
+        self.write.compact(request.revision);
+        self.effects.compactions.push(Compaction { previous, revision: request.revision });
+        Ok(Reply::Compaction(pb::CompactionResponse { header: self.header() }))
+    }
+
+    fn grant(&mut self, request: &pb::LeaseGrantRequest) -> Outcome {
+        let record = self.state.leases.write().grant(request.id, request.ttl).ok_or(Refusal::LeaseExists)?;
+        self.write_lease(&record);
+        self.effects.leases.push(LeaseChange::Granted(record.id, record.ttl_seconds));
+        let (id, ttl) = (record.id, record.ttl_seconds);
+        Ok(Reply::LeaseGrant(pb::LeaseGrantResponse { header: self.header(), id, ttl, error: String::new() }))
+    }
+
+    fn revoke(&mut self, id: i64) -> Result<Outcome, StorageError> {
+        if !self.state.leases.read().contains(id) {
+            return Ok(Err(Refusal::LeaseNotFound));
+        }
+        let keys = lease::attached_keys(self.state.store.engine(), id)?;
+        let mut txn = self.write.begin();
+        for key in &keys {
+            txn.delete(key)?;
+        }
+        txn.finish();
+        self.state.leases.write().remove(id);
+        self.write.batch().delete(Family::Lease, &schema::lease_key(id));
+        self.effects.leases.push(LeaseChange::Revoked(id));
+        Ok(Ok(Reply::LeaseRevoke(pb::LeaseRevokeResponse { header: self.header() })))
+    }
+
+    fn checkpoint(&mut self, request: &pb::LeaseCheckpointRequest) -> Outcome {
+        for checkpoint in &request.checkpoints {
+            let record = self.state.leases.write().checkpoint(checkpoint.id, checkpoint.remaining_ttl);
+            if let Some(record) = record {
+                self.write_lease(&record);
+            }
+        }
+        Ok(Reply::None)
+    }
+
+    fn write_lease(&mut self, record: &LeaseRecord) {
+        let key = schema::lease_key(record.id);
+        self.write.batch().put(Family::Lease, &key, &record.encode_to_vec());
+    }
+
+    fn alarm(&mut self, request: &pb::AlarmRequest) -> Outcome {
+        let mut cluster = self.state.cluster.write();
+        let alarm = request.alarm;
+        let key = MetaKey::Alarm(request.member_id, alarm).encode();
+        let alarms = match pb::alarm_request::AlarmAction::try_from(request.action) {
+            Ok(pb::alarm_request::AlarmAction::Get) => cluster.alarms_of_type(alarm),
+            Ok(pb::alarm_request::AlarmAction::Activate) if alarm == pb::AlarmType::None as i32 => Vec::new(),
+            Ok(pb::alarm_request::AlarmAction::Activate) => {
+                self.write.batch().put(Family::Meta, &key, b"");
+                vec![cluster.raise(request.member_id, alarm)]
+            }
+            Ok(pb::alarm_request::AlarmAction::Deactivate) => {
+                let cleared = cluster.clear(request.member_id, alarm);
+                if cleared.is_some() {
+                    self.write.batch().delete(Family::Meta, &key);
+                }
+                cleared.into_iter().collect()
+            }
+            Err(_) => return Err(Refusal::UnknownAlarmAction),
+        };
+        Ok(Reply::Alarm(pb::AlarmResponse { header: self.header(), alarms }))
+    }
+}
+
+/// True for commands that walk the store below instead of asking for single keys.
+fn reads_through_iterators(command: &Kind) -> bool {
+    match command {
+        Kind::LeaseRevoke(_) | Kind::LeaseExpire(_) => true,
+        Kind::DeleteRange(request) => !request.range_end.is_empty(),
+        Kind::Txn(request) => txn::reads_history(request),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

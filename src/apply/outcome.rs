@@ -1,0 +1,56 @@
+//! What applying a command can answer, equal on every member.
+
+use crate::proto::etcdserverpb as pb;
+
+/// The answer to a command: a reply, or why it was refused. Both are deterministic.
+pub type Outcome = Result<Reply, Refusal>;
+
+/// A reply; headers carry the revision only, the rest is the answering member's.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// Nothing to say.
+    None,
+    /// Of a put.
+    Put(pb::PutResponse),
+    /// Of a range delete.
+    DeleteRange(pb::DeleteRangeResponse),
+    /// Of a transaction.
+    Txn(pb::TxnResponse),
+    /// Of a compaction.
+    Compaction(pb::CompactionResponse),
+    /// Of a lease grant.
+    LeaseGrant(pb::LeaseGrantResponse),
+    /// Of a lease revocation.
+    LeaseRevoke(pb::LeaseRevokeResponse),
+    /// Of an alarm request.
+    Alarm(pb::AlarmResponse),
+}
+
+/// Why a command was refused; nothing of it was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// `ignore_value` or `ignore_lease` on a key that does not exist.
+    #[error("key not found")]
+    KeyNotFound,
+    /// The lease does not exist.
+    #[error("requested lease not found")]
+    LeaseNotFound,
+    /// The lease id is in use.
+    #[error("lease already exists")]
+    LeaseExists,
+    /// The revision is compacted.
+    #[error("required revision has been compacted")]
+    Compacted,
+    /// The revision is in the future.
+    #[error("required revision is a future revision")]
+    FutureRevision,
+    /// The NOSPACE alarm is raised.
+    #[error("database space exceeded")]
+    NoSpace,
+    /// The CORRUPT alarm is raised.
+    #[error("corrupt cluster")]
+    Corrupt,
+    /// An alarm action outside the enum.
+    #[error("unknown alarm action")]
+    UnknownAlarmAction,
+}

@@ -1,0 +1,232 @@
+//! What the leader's clock says of the leases; never replicated, never read by `apply`.
+//!
+//! ```text
+//! granted/renewed            checkpoint             expires
+//!    |------- ttl ----------------|--- remaining -------|
+//! ```
+//!
+//! A restart knows only the log. So that it does not start every lease anew, what is left of a lease is recorded now and
+//! then, as a *checkpoint*; so that it never takes time away, a renewal of a lease with a checkpoint first removes it.
+//! Leases that are renewed in time are never checkpointed: only one that has let more of its time go by than renewing
+//! clients do, or that was never renewed at all, is.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::Leases;
+
+/// A lease is recorded again when this share of its time has gone by since the last record.
+const CHECKPOINT_SHARE: u32 = 20;
+/// A lease that was renewed once is recorded only after this share of its time: clients renew at a third.
+const RENEWED_GRACE: f64 = 0.5;
+/// No checkpoint is worth less than this.
+const CHECKPOINT_MIN: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    expires: Instant,
+    ttl: Duration,
+    /// Remaining time as of the last record; the time to live if there is none.
+    recorded: Duration,
+    has_checkpoint: bool,
+    renewed: bool,
+}
+
+/// The outcome of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Renewed, with the time to live in seconds.
+    Renewed(i64),
+    /// A recorded remainder must be removed by the log first, then renew again.
+    ClearFirst,
+    /// Past its time; the revocation is on its way.
+    Expired,
+    /// No such lease.
+    Unknown,
+}
+
+/// Deadlines of all leases; see the module.
+#[derive(Debug, Default)]
+pub struct Deadlines {
+    by_id: HashMap<i64, Deadline>,
+    order: BTreeSet<(Instant, i64)>,
+}
+
+impl Deadlines {
+    /// Takes over the clock for all leases: each gets what its record says is left, plus `extra`.
+    pub fn take_over(&mut self, leases: &Leases, now: Instant, extra: Duration) {
+        self.by_id.clear();
+        self.order.clear();
+        for record in leases.iter() {
+            let ttl = seconds(record.ttl_seconds);
+            let has_checkpoint = record.remaining_seconds > 0;
+            let left = if has_checkpoint { seconds(record.remaining_seconds).min(ttl) } else { ttl };
+            let expires = after(now, left + extra);
+            let deadline = Deadline { expires, ttl, recorded: left, has_checkpoint, renewed: false };
+            self.set(record.id, deadline);
+        }
+    }
+
+    /// Starts the clock of a granted lease.
+    pub fn grant(&mut self, id: i64, ttl_seconds: i64, now: Instant) {
+        let ttl = seconds(ttl_seconds);
+        let expires = after(now, ttl);
+        self.set(id, Deadline { expires, ttl, recorded: ttl, has_checkpoint: false, renewed: false });
+    }
+
+    /// Forgets a lease.
+    pub fn revoke(&mut self, id: i64) {
+        if let Some(old) = self.by_id.remove(&id) {
+            self.order.remove(&(old.expires, id));
+        }
+    }
+
+    /// Gives a lease its full time again.
+    pub fn renew(&mut self, id: i64, now: Instant) -> Renewal {
+        let Some(deadline) = self.by_id.get(&id).copied() else { return Renewal::Unknown };
+        if deadline.expires <= now {
+            return Renewal::Expired;
+        }
+        if deadline.has_checkpoint {
+            return Renewal::ClearFirst;
+        }
+        let ttl = deadline.ttl;
+        let expires = after(now, ttl);
+        self.set(id, Deadline { expires, ttl, recorded: ttl, has_checkpoint: false, renewed: true });
+        Renewal::Renewed(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX))
+    }
+
+    /// Notes that the log has removed a lease's recorded remainder.
+    pub fn cleared(&mut self, id: i64) {
+        if let Some(deadline) = self.by_id.get_mut(&id) {
+            deadline.has_checkpoint = false;
+            deadline.recorded = deadline.ttl;
+        }
+    }
+
+    /// Whole seconds left of a lease; 0 or less just before its revocation.
+    pub fn remaining_seconds(&self, id: i64, now: Instant) -> Option<i64> {
+        let deadline = self.by_id.get(&id)?;
+        let left = deadline.expires.saturating_duration_since(now);
+        Some(i64::try_from(left.as_secs()).unwrap_or(i64::MAX))
+    }
+
+    /// Ids of all leases, by expiry.
+    pub fn ids_by_expiry(&self) -> impl Iterator<Item = i64> {
+        self.order.iter().map(|(_, id)| *id)
+    }
+
+    /// Up to `limit` leases that are past their time.
+    pub fn expired(&self, now: Instant, limit: usize) -> Vec<i64> {
+        self.order.iter().take_while(|(expires, _)| *expires <= now).map(|(_, id)| *id).take(limit).collect()
+    }
+
+    /// Up to `limit` leases whose remainder should be recorded, with the seconds left, rounded up.
+    ///
+    /// They count as recorded from now on.
+    pub fn take_checkpoints(&mut self, now: Instant, limit: usize, all: bool) -> Vec<(i64, i64)> {
+        let due: Vec<(i64, Duration)> = self
+            .by_id
+            .iter()
+            .filter_map(|(id, deadline)| {
+                let left = deadline.expires.saturating_duration_since(now);
+                let due = !left.is_zero() && (all && left < deadline.recorded || deadline.is_due(left));
+                due.then_some((*id, left))
+            })
+            .take(limit)
+            .collect();
+        due.into_iter()
+            .map(|(id, left)| {
+                if let Some(deadline) = self.by_id.get_mut(&id) {
+                    deadline.recorded = left;
+                    deadline.has_checkpoint = true;
+                }
+                (id, i64::try_from(left.as_secs() + u64::from(left.subsec_nanos() > 0)).unwrap_or(i64::MAX))
+            })
+            .collect()
+    }
+
+    fn set(&mut self, id: i64, deadline: Deadline) {
+        if let Some(old) = self.by_id.insert(id, deadline) {
+            self.order.remove(&(old.expires, id));
+        }
+        self.order.insert((deadline.expires, id));
+    }
+}
+
+impl Deadline {
+    fn is_due(&self, left: Duration) -> bool {
+        let step = (self.ttl / CHECKPOINT_SHARE).max(CHECKPOINT_MIN);
+        let quiet = self.renewed && left > self.ttl.mul_f64(RENEWED_GRACE);
+        !quiet && left + step <= self.recorded
+    }
+}
+
+fn seconds(count: i64) -> Duration {
+    Duration::from_secs(u64::try_from(count).unwrap_or(0))
+}
+
+/// Adds without overflow: leases may be granted for centuries.
+fn after(now: Instant, duration: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 366 * 86_400);
+    now.checked_add(duration).unwrap_or(now + CENTURY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn granted(ttl: i64) -> (Deadlines, Instant) {
+        let now = crate::clock::now();
+        let mut deadlines = Deadlines::default();
+        deadlines.grant(1, ttl, now);
+        (deadlines, now)
+    }
+
+    #[test]
+    fn a_lease_lives_its_time_and_a_renewal_starts_it_again() {
+        let (mut deadlines, now) = granted(10);
+        assert!(deadlines.expired(now + 9 * SECOND, 10).is_empty());
+        assert_eq!(deadlines.renew(1, now + 9 * SECOND), Renewal::Renewed(10));
+        assert!(deadlines.expired(now + 18 * SECOND, 10).is_empty());
+        assert_eq!(deadlines.expired(now + 19 * SECOND, 10), [1]);
+        assert_eq!(deadlines.renew(1, now + 20 * SECOND), Renewal::Expired);
+        deadlines.revoke(1);
+        assert_eq!(deadlines.renew(1, now), Renewal::Unknown);
+    }
+
+    #[test]
+    fn a_restart_goes_on_with_the_recorded_remainder() {
+        let (mut deadlines, now) = granted(100);
+        assert!(deadlines.take_checkpoints(now + 4 * SECOND, 10, false).is_empty());
+        assert_eq!(deadlines.take_checkpoints(now + 40 * SECOND, 10, false), [(1, 60)]);
+        let mut leases = Leases::default();
+        leases.grant(1, 100);
+        leases.checkpoint(1, 60);
+        let mut restarted = Deadlines::default();
+        restarted.take_over(&leases, now, SECOND);
+        assert_eq!(restarted.remaining_seconds(1, now), Some(61));
+        assert_eq!(restarted.renew(1, now), Renewal::ClearFirst);
+        restarted.cleared(1);
+        assert_eq!(restarted.renew(1, now), Renewal::Renewed(100));
+    }
+
+    #[test]
+    fn a_lease_renewed_in_time_is_never_recorded() {
+        let (mut deadlines, mut now) = granted(30);
+        for _ in 0..10 {
+            assert_eq!(deadlines.renew(1, now), Renewal::Renewed(30));
+            now += 10 * SECOND;
+            assert!(deadlines.take_checkpoints(now, 10, false).is_empty());
+        }
+        assert_eq!(deadlines.take_checkpoints(now + 6 * SECOND, 10, false), [(1, 14)]);
+    }
+
+    #[test]
+    fn centuries_do_not_overflow() {
+        let (deadlines, now) = granted(9_000_000_000);
+        assert!(deadlines.remaining_seconds(1, now).is_some_and(|left| left > 1_000_000_000));
+    }
+}

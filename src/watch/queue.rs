@@ -1,0 +1,165 @@
+//! What waits to be sent on one watch stream, within bounds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+/// Bytes that may wait on one stream before its watchers fall back to history: a few large messages.
+const STREAM_BYTES_MAX: usize = 4 << 20;
+/// Messages that may wait on one stream. etcd: `chanBufLen`.
+const STREAM_MESSAGES_MAX: usize = 1024;
+
+/// One event, encoded as `mvccpb.Event`.
+#[derive(Clone, Debug)]
+pub struct EncodedEvent {
+    /// Main revision.
+    pub revision: i64,
+    /// The encoded message.
+    pub bytes: Bytes,
+}
+
+/// What a message says.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// The watcher exists.
+    Created,
+    /// The watcher could not be created, with the reason.
+    Refused(&'static str),
+    /// Events, shared by all watchers that see them alike.
+    Events(Arc<[EncodedEvent]>),
+    /// Nothing is owed at or below the revision.
+    Progress,
+    /// Cancelled by request.
+    Canceled,
+    /// Cancelled because history below this compact revision is gone.
+    Compacted(i64),
+}
+
+/// A message to one watcher.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Watch id, -1 for all watchers of the stream.
+    pub watch_id: i64,
+    /// Header revision.
+    pub revision: i64,
+    /// True if large messages may be split.
+    pub fragment: bool,
+    /// What it says.
+    pub message: Message,
+}
+
+impl Outgoing {
+    fn size_bytes(&self) -> usize {
+        match &self.message {
+            Message::Events(events) => {
+                size_of::<Outgoing>() + events.iter().map(|event| event.bytes.len()).sum::<usize>()
+            }
+            _ => size_of::<Outgoing>(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    messages: VecDeque<(Outgoing, usize)>,
+    bytes: usize,
+    closed: bool,
+    reader: Option<Waker>,
+}
+
+/// The queue between the hub and one stream; the hub holds the other end.
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    /// Bytes waiting on all streams together.
+    total: Arc<AtomicUsize>,
+    total_max: usize,
+}
+
+impl Queue {
+    pub(super) fn new(total: Arc<AtomicUsize>, total_max: usize) -> Queue {
+        Queue { waiting: Mutex::default(), total, total_max }
+    }
+
+    /// Queues a control message: always taken, they are small and answer a request each.
+    pub(super) fn push(&self, message: Outgoing) {
+        let size = message.size_bytes();
+        let mut waiting = self.waiting.lock();
+        self.add(&mut waiting, message, size);
+    }
+
+    /// Queues events if there is room; one message is always taken by an empty queue.
+    pub(super) fn try_push(&self, message: Outgoing) -> bool {
+        let size = message.size_bytes();
+        let mut waiting = self.waiting.lock();
+        let full = waiting.bytes + size > STREAM_BYTES_MAX
+            || waiting.messages.len() >= STREAM_MESSAGES_MAX
+            || self.total.load(Ordering::Relaxed) + size > self.total_max;
+        if full && !waiting.messages.is_empty() {
+            return false;
+        }
+        self.add(&mut waiting, message, size);
+        true
+    }
+
+    /// True if a watcher that catches up may be given a batch.
+    pub(super) fn has_room(&self) -> bool {
+        let waiting = self.waiting.lock();
+        !waiting.closed
+            && (waiting.messages.is_empty()
+                || (waiting.bytes < STREAM_BYTES_MAX / 2
+                    && waiting.messages.len() < STREAM_MESSAGES_MAX / 2
+                    && self.total.load(Ordering::Relaxed) < self.total_max))
+    }
+
+    fn add(&self, waiting: &mut Waiting, message: Outgoing, size: usize) {
+        if waiting.closed {
+            return;
+        }
+        waiting.bytes += size;
+        self.total.fetch_add(size, Ordering::Relaxed);
+        waiting.messages.push_back((message, size));
+        if let Some(reader) = waiting.reader.take() {
+            reader.wake();
+        }
+    }
+
+    /// The next message; `None` once closed. The flag says that the queue has just become half empty.
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<Option<(Outgoing, bool)>> {
+        let mut waiting = self.waiting.lock();
+        if waiting.closed {
+            return Poll::Ready(None);
+        }
+        let Some((message, size)) = waiting.messages.pop_front() else {
+            waiting.reader = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        let before = waiting.bytes;
+        waiting.bytes -= size;
+        self.total.fetch_sub(size, Ordering::Relaxed);
+        let drained = waiting.messages.is_empty()
+            || (before >= STREAM_BYTES_MAX / 2 && waiting.bytes < STREAM_BYTES_MAX / 2);
+        Poll::Ready(Some((message, drained)))
+    }
+
+    /// Ends the queue and forgets what waits.
+    pub(super) fn close(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.closed = true;
+        self.total.fetch_sub(waiting.bytes, Ordering::Relaxed);
+        waiting.bytes = 0;
+        waiting.messages.clear();
+        if let Some(reader) = waiting.reader.take() {
+            reader.wake();
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
