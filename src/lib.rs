@@ -20,3 +20,5 @@ pub mod process;
 pub mod storage;
 pub mod telemetry;
 pub mod watch;
+pub mod raft;
+pub mod api;

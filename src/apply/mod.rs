@@ -23,12 +23,13 @@ use prost::Message;
 
 pub use command::decode;
 pub use outcome::{Outcome, Refusal, Reply};
+pub use txn::{is_read_only, is_serializable, read_txn};
 
 use crate::cluster::Cluster;
 use crate::lease::{self, Leases};
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
-use crate::proto::skegpb::{LeaseRecord, LogId};
+use crate::proto::skegpb::{LeaseRecord, LogId, Member};
 use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
@@ -94,7 +95,7 @@ impl<'s> Run<'s> {
     /// # Errors
     /// Only storage failures; the member must stop then.
     pub fn apply(&mut self, command: Kind, position: LogId) -> Result<Outcome, StorageError> {
-        let outcome = self.dispatch(command)?;
+        let outcome = self.dispatch(command, position.term)?;
         self.applied = Some(position);
         Ok(outcome)
     }
@@ -104,13 +105,16 @@ impl<'s> Run<'s> {
         self.applied = Some(position);
     }
 
-    /// Notes a Raft membership, encoded.
-    pub fn set_membership(&mut self, membership: &[u8], position: LogId) {
+    /// Notes a Raft membership, encoded, and the members it names.
+    pub fn set_membership(&mut self, membership: &[u8], members: &[Member], position: LogId) {
         self.write.batch().put(Family::Meta, &MetaKey::Membership.encode(), membership);
+        for member in self.state.cluster.write().set_members(members) {
+            self.write.batch().put(Family::Meta, &MetaKey::Member(member.id).encode(), &member.encode_to_vec());
+        }
         self.applied = Some(position);
     }
 
-    fn dispatch(&mut self, command: Kind) -> Result<Outcome, StorageError> {
+    fn dispatch(&mut self, command: Kind, term: u64) -> Result<Outcome, StorageError> {
         if let Err(refusal) = guard::check(&self.state.cluster.read(), &command) {
             return Ok(Err(refusal));
         }
@@ -124,6 +128,7 @@ impl<'s> Run<'s> {
             Kind::Compaction(request) => Ok(self.compact(&request)),
             Kind::LeaseGrant(request) => Ok(self.grant(&request)),
             Kind::LeaseRevoke(request) => self.revoke(request.id),
+            Kind::LeaseExpire(request) if request.term != term => Ok(Err(Refusal::StaleJudgement)),
             Kind::LeaseExpire(request) => self.revoke(request.id),
             Kind::LeaseCheckpoint(request) => Ok(self.checkpoint(&request)),
             Kind::Alarm(request) => Ok(self.alarm(&request)),

@@ -50,6 +50,9 @@ pub enum Refusal {
     /// The CORRUPT alarm is raised.
     #[error("corrupt cluster")]
     Corrupt,
+    /// A lease's expiry was judged by a leader of an earlier term.
+    #[error("lease expiry judged in an earlier term")]
+    StaleJudgement,
     /// An alarm action outside the enum.
     #[error("unknown alarm action")]
     UnknownAlarmAction,

@@ -21,7 +21,7 @@ use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::response_op::Response;
 use crate::proto::mvccpb;
 use crate::storage::StorageError;
-use crate::storage::mvcc::KeyRange;
+use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::mvcc::write::Txn;
 use crate::storage::schema::KeyMeta;
 
@@ -79,8 +79,44 @@ pub(super) fn reads_history(request: &pb::TxnRequest) -> bool {
         })
 }
 
-/// Evaluates a read-only transaction against the store; the checks on its path are the caller's plain range checks.
-pub(super) fn compares_hold(
+/// True if the transaction cannot change anything: every operation of both branches is a range.
+pub fn is_read_only(request: &pb::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure);
+    ops.all(|op| matches!(op.request, Some(Request::RequestRange(_))))
+}
+
+/// True if a read-only transaction may be served from local state: all its ranges may, also if it has none.
+pub fn is_serializable(request: &pb::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure);
+    ops.all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
+}
+
+/// Serves a read-only transaction at the store's current revision.
+pub fn read_txn(
+    store: &Store,
+    revision: i64,
+    request: &pb::TxnRequest,
+) -> Result<Result<pb::TxnResponse, Refusal>, StorageError> {
+    let source = range::At { store, revision };
+    let succeeded = compares_hold(&request.compare, &source)?;
+    let mut responses = Vec::new();
+    for op in branch(request, succeeded) {
+        let Some(Request::RequestRange(range)) = &op.request else { continue };
+        if range.revision > revision {
+            return Ok(Err(Refusal::FutureRevision));
+        }
+        if range.revision != 0 && range.revision < store.compacted() {
+            return Ok(Err(Refusal::Compacted));
+        }
+        let at = if range.revision > 0 { range.revision } else { revision };
+        let mut response = range::execute(&range::At { store, revision: at }, range)?;
+        response.header = Some(pb::ResponseHeader { revision, ..Default::default() });
+        responses.push(pb::ResponseOp { response: Some(Response::ResponseRange(response)) });
+    }
+    Ok(Ok(pb::TxnResponse { header: None, succeeded, responses }))
+}
+
+fn compares_hold(
     compares: &[pb::Compare],
     source: &dyn range::Source,
 ) -> Result<bool, StorageError> {

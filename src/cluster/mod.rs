@@ -25,9 +25,22 @@ impl Cluster {
         self.members.values()
     }
 
-    /// Adds or replaces a member.
-    pub fn insert_member(&mut self, member: Member) {
-        self.members.insert(member.id, member);
+    /// Takes the members that a Raft membership names; what they published of themselves stays. Returns the changed ones.
+    pub fn set_members(&mut self, named: &[Member]) -> Vec<Member> {
+        let mut changed = Vec::new();
+        for member in named {
+            let known = self.members.entry(member.id).or_default();
+            let now = Member {
+                name: known.name.clone(),
+                client_urls: known.client_urls.clone(),
+                ..member.clone()
+            };
+            if *known != now {
+                known.clone_from(&now);
+                changed.push(now);
+            }
+        }
+        changed
     }
 
     /// Publishes a member's name and client URLs; `None` if it is not a member.
@@ -79,7 +92,7 @@ pub fn load(engine: &Engine) -> Result<Cluster, StorageError> {
     let mut cluster = Cluster::default();
     for_each(engine, MetaKey::MEMBER_PREFIX, |_, value| {
         let member = Member::decode(value).map_err(|_| StorageError::Damaged { what: "member" })?;
-        cluster.insert_member(member);
+        cluster.members.insert(member.id, member);
         Ok(())
     })?;
     for_each(engine, MetaKey::ALARM_PREFIX, |key, _| {

@@ -4,6 +4,7 @@
 //! Nothing here knows Raft, gRPC or time. [`log`] holds what was proposed, in order, and its sync is the only one that a
 //! write waits for; the engine follows it.
 
+pub mod data_dir;
 mod engine;
 pub mod log;
 pub mod mvcc;

@@ -191,6 +191,14 @@ impl Hub {
         WatchStream { hub: Arc::clone(self), id, queue }
     }
 
+    /// Ends all streams: the member is stopping.
+    pub fn close(&self) {
+        let inner = self.inner.lock();
+        for watcher in inner.watchers.values() {
+            watcher.queue.close();
+        }
+    }
+
     /// Watchers in all, watchers behind, and streams: for metrics.
     pub fn sizes(&self) -> (usize, usize, usize) {
         let inner = self.inner.lock();

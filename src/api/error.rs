@@ -1,0 +1,165 @@
+//! Every error a client can see, with etcd's code and text. etcd: `api/v3rpc/rpctypes/error.go`.
+//!
+//! Clients recognise errors by their text, so it is part of the contract.
+
+use tonic::{Code, Status};
+
+use crate::apply::Refusal;
+use crate::raft::{ProposeError, ReadError};
+use crate::storage::StorageError;
+use crate::storage::mvcc::MvccError;
+
+/// A refusal as a client sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// A request without a key.
+    EmptyKey,
+    /// A key that must exist does not.
+    KeyNotFound,
+    /// `ignore_value` with a value.
+    ValueProvided,
+    /// `ignore_lease` with a lease.
+    LeaseProvided,
+    /// A transaction over the limit.
+    TooManyOps,
+    /// Two changes of one key in a transaction.
+    DuplicateKey,
+    /// A sort order or target outside the enum.
+    InvalidSortOption,
+    /// A revision below the compact one.
+    Compacted,
+    /// A revision above the current one.
+    FutureRevision,
+    /// The quota is used up.
+    NoSpace,
+    /// An encoded request over the limit.
+    RequestTooLarge,
+    /// Too much is under way.
+    TooManyRequests,
+    /// A lease that does not exist.
+    LeaseNotFound,
+    /// A lease id in use.
+    LeaseExists,
+    /// A time to live over the limit.
+    LeaseTtlTooLarge,
+    /// No leader is known.
+    NoLeader,
+    /// The leader changed under the request.
+    LeaderChanged,
+    /// Not done in time.
+    TimedOut,
+    /// The member is stopping.
+    Stopped,
+    /// The CORRUPT alarm is raised.
+    Corrupt,
+    /// Client API version metadata is not UTF-8.
+    InvalidClientApiVersion,
+    /// An alarm action outside the enum.
+    UnknownAlarmAction,
+    /// RangeStream with a sort order.
+    StreamSorted,
+    /// RangeStream with revision filters.
+    StreamFiltered,
+    /// The storage failed; the member is about to stop.
+    Storage(String),
+}
+
+impl Error {
+    /// The gRPC code and the text.
+    fn parts(&self) -> (Code, &str) {
+        match self {
+            Error::EmptyKey => (Code::InvalidArgument, "etcdserver: key is not provided"),
+            Error::KeyNotFound => (Code::InvalidArgument, "etcdserver: key not found"),
+            Error::ValueProvided => (Code::InvalidArgument, "etcdserver: value is provided"),
+            Error::LeaseProvided => (Code::InvalidArgument, "etcdserver: lease is provided"),
+            Error::TooManyOps => (Code::InvalidArgument, "etcdserver: too many operations in txn request"),
+            Error::DuplicateKey => (Code::InvalidArgument, "etcdserver: duplicate key given in txn request"),
+            Error::InvalidSortOption => (Code::InvalidArgument, "etcdserver: invalid sort option"),
+            Error::Compacted => {
+                (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted")
+            }
+            Error::FutureRevision => {
+                (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision")
+            }
+            Error::NoSpace => (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"),
+            Error::RequestTooLarge => (Code::InvalidArgument, "etcdserver: request is too large"),
+            // etcd's table says ResourceExhausted, but its server maps this one to Unknown.
+            Error::TooManyRequests => (Code::Unknown, "etcdserver: too many requests"),
+            Error::LeaseNotFound => (Code::NotFound, "etcdserver: requested lease not found"),
+            Error::LeaseExists => (Code::FailedPrecondition, "etcdserver: lease already exists"),
+            Error::LeaseTtlTooLarge => (Code::OutOfRange, "etcdserver: too large lease TTL"),
+            Error::NoLeader => (Code::Unavailable, "etcdserver: no leader"),
+            Error::LeaderChanged => (Code::Unavailable, "etcdserver: leader changed"),
+            Error::TimedOut => (Code::Unavailable, "etcdserver: request timed out"),
+            Error::Stopped => (Code::Unavailable, "etcdserver: server stopped"),
+            Error::Corrupt => (Code::DataLoss, "etcdserver: corrupt cluster"),
+            Error::InvalidClientApiVersion => {
+                (Code::InvalidArgument, "etcdserver: invalid client api version")
+            }
+            Error::UnknownAlarmAction => (Code::InvalidArgument, "etcdserver: unknown alarm action"),
+            Error::StreamSorted => (Code::Unimplemented, "RangeStream does not support custom sort orders"),
+            Error::StreamFiltered => (Code::Unimplemented, "RangeStream does not support revision filters"),
+            Error::Storage(text) => (Code::Internal, text),
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Status {
+        let (code, text) = error.parts();
+        Status::new(code, text)
+    }
+}
+
+impl From<MvccError> for Error {
+    fn from(error: MvccError) -> Error {
+        match error {
+            MvccError::Compacted => Error::Compacted,
+            MvccError::FutureRevision => Error::FutureRevision,
+            MvccError::Storage(error) => error.into(),
+        }
+    }
+}
+
+impl From<StorageError> for Error {
+    fn from(error: StorageError) -> Error {
+        Error::Storage(error.to_string())
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::KeyNotFound => Error::KeyNotFound,
+            Refusal::LeaseNotFound | Refusal::StaleJudgement => Error::LeaseNotFound,
+            Refusal::LeaseExists => Error::LeaseExists,
+            Refusal::Compacted => Error::Compacted,
+            Refusal::FutureRevision => Error::FutureRevision,
+            Refusal::NoSpace => Error::NoSpace,
+            Refusal::Corrupt => Error::Corrupt,
+            Refusal::UnknownAlarmAction => Error::UnknownAlarmAction,
+        }
+    }
+}
+
+impl From<ProposeError> for Error {
+    fn from(error: ProposeError) -> Error {
+        match error {
+            ProposeError::TooLarge => Error::RequestTooLarge,
+            ProposeError::TooManyRequests => Error::TooManyRequests,
+            ProposeError::TimedOut => Error::TimedOut,
+            ProposeError::LeaderChanged => Error::LeaderChanged,
+            ProposeError::Stopped => Error::Stopped,
+        }
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Error {
+        match error {
+            ReadError::TimedOut => Error::TimedOut,
+            ReadError::TooManyRequests => Error::TooManyRequests,
+            ReadError::Stopped => Error::Stopped,
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The KV service.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, BytesMut};
+use futures::stream::{self, BoxStream, StreamExt};
+use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::{Request, Response, Status};
+
+use super::error::Error;
+use super::range_encoder::{INLINE_BYTES, INLINE_KEYS, Progress, RangeEncoder};
+use super::{Context, validate};
+use crate::apply::{self, Reply, range};
+use crate::proto::etcdserverpb as pb;
+use crate::proto::server::kv_server::Kv;
+use crate::proto::skegpb::command::Kind;
+use crate::proto::wire::Encoded;
+use crate::storage::mvcc::{KeyRange, MvccError};
+
+/// Keys in the first message of a stream. etcd: `server/etcdserver/v3_server.go`.
+const STREAM_FIRST_KEYS: usize = 10;
+
+/// The KV service.
+#[derive(Clone)]
+pub(super) struct KvService(pub(super) Arc<Context>);
+
+#[tonic::async_trait]
+impl Kv for KvService {
+    type RangeStreamStream = BoxStream<'static, Result<Encoded, Status>>;
+
+    async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<Encoded>, Status> {
+        let request = request.into_inner();
+        validate::range(&request)?;
+        let context = &self.0;
+        if !request.serializable {
+            context.node.read_barrier().await.map_err(Error::from)?;
+        }
+        Ok(Response::new(context.range(request).await?))
+    }
+
+    async fn range_stream(
+        &self,
+        request: Request<pb::RangeRequest>,
+    ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        let request = request.into_inner();
+        validate::range(&request)?;
+        if !range::is_default_order(&request) {
+            return Err(Error::StreamSorted.into());
+        }
+        if range::has_filters(&request) {
+            return Err(Error::StreamFiltered.into());
+        }
+        let context = Arc::clone(&self.0);
+        if !request.serializable {
+            context.node.read_barrier().await.map_err(Error::from)?;
+        }
+        Ok(Response::new(stream_range(context, request)?))
+    }
+
+    async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
+        let command = Kind::Put(request.into_inner());
+        self.0.check_quota(&command).await?;
+        if let Kind::Put(request) = &command {
+            validate::put(request)?;
+        }
+        match self.0.apply(command).await? {
+            Reply::Put(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(Response::new(response))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<pb::DeleteRangeRequest>,
+    ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
+        let request = request.into_inner();
+        validate::delete_range(&request)?;
+        match self.0.apply(Kind::DeleteRange(request)).await? {
+            Reply::DeleteRange(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(Response::new(response))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
+        let command = Kind::Txn(request.into_inner());
+        self.0.check_quota(&command).await?;
+        if let Kind::Txn(request) = &command {
+            validate::txn(request, self.0.limits.max_txn_ops)?;
+            if apply::is_read_only(request) {
+                return Ok(Response::new(self.0.read_txn(request).await?));
+            }
+        }
+        match self.0.apply(command).await? {
+            Reply::Txn(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(Response::new(response))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn compact(
+        &self,
+        request: Request<pb::CompactionRequest>,
+    ) -> Result<Response<pb::CompactionResponse>, Status> {
+        let request = request.into_inner();
+        let physical = request.physical;
+        match self.0.apply(Kind::Compaction(request)).await? {
+            Reply::Compaction(mut response) => {
+                if physical {
+                    self.0.rewrite().await?;
+                }
+                self.0.stamp(&mut response.header);
+                Ok(Response::new(response))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A reply of the wrong kind is a fault of ours; it must not end the process.
+pub(super) fn unexpected(reply: &Reply) -> Status {
+    Status::internal(format!("unexpected reply {:?}", std::mem::discriminant(reply)))
+}
+
+impl Context {
+    /// Serves a checked range from the local state.
+    async fn range(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Encoded, Status> {
+        loop {
+            let revision = self.state.store.resolve(request.revision).map_err(Error::from)?;
+            let header = self.header();
+            match self.range_at(&request, revision, &header).await {
+                // The revision was the latest when the read began; it was compacted under it, so read a newer one.
+                Err(Error::Compacted) if request.revision <= 0 => {}
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    async fn range_at(
+        self: &Arc<Self>,
+        request: &pb::RangeRequest,
+        revision: i64,
+        header: &pb::ResponseHeader,
+    ) -> Result<Encoded, Error> {
+        let range = KeyRange::from_request(&request.key, &request.range_end);
+        let store = &self.state.store;
+        let plain = range::is_default_order(request)
+            && !range::has_filters(request)
+            && request.sort_target == pb::range_request::SortTarget::Key as i32;
+        let mut encoder = RangeEncoder::new(request);
+        if plain && !request.count_only {
+            encoder.put_header(header);
+            if let Some(key) = range.as_single() {
+                if let Some((meta, value)) = store.get(key, revision)? {
+                    encoder.put_record(key, &meta, &value);
+                }
+                store.check_readable(revision)?;
+                let count = i64::try_from(encoder.taken).unwrap_or(i64::MAX);
+                return Ok(Encoded(encoder.finish(false, count)));
+            }
+            let limit = usize::try_from(request.limit).unwrap_or(0);
+            let progress = encoder.read(store, &range, revision, limit, INLINE_KEYS, INLINE_BYTES)?;
+            if progress == Progress::Exhausted || (progress == Progress::Limited && store.counts_quickly(revision)) {
+                let count = encoder.count(store, &range, revision, progress)?;
+                store.check_readable(revision)?;
+                return Ok(Encoded(encoder.finish(progress == Progress::Limited, count)));
+            }
+            return self.range_on_thread(encoder, progress, range, revision, limit).await;
+        }
+        let quick = request.count_only && (range.as_single().is_some() || store.counts_quickly(revision));
+        let (context, request, header) = (Arc::clone(self), request.clone(), *header);
+        let work = move || -> Result<Encoded, Error> {
+            let store = &context.state.store;
+            let mut response = range::execute(&range::At { store, revision }, &request)?;
+            store.check_readable(revision)?;
+            response.header = Some(header);
+            Ok(Encoded::new(&response))
+        };
+        if quick { work() } else { on_thread(work).await }
+    }
+
+    /// Reads the rest of a large range on a blocking thread.
+    async fn range_on_thread(
+        self: &Arc<Self>,
+        mut encoder: RangeEncoder,
+        mut progress: Progress,
+        range: KeyRange,
+        revision: i64,
+        limit: usize,
+    ) -> Result<Encoded, Error> {
+        let context = Arc::clone(self);
+        on_thread(move || {
+            let store = &context.state.store;
+            if progress == Progress::Paused {
+                progress = encoder.read(store, &range, revision, limit, usize::MAX, usize::MAX)?;
+            }
+            let count = encoder.count(store, &range, revision, progress)?;
+            store.check_readable(revision)?;
+            Ok(Encoded(encoder.finish(progress == Progress::Limited, count)))
+        })
+        .await
+    }
+
+    /// Serves a transaction that only reads. It is serializable if all its ranges are, also if there are none.
+    async fn read_txn(self: &Arc<Self>, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+        if !apply::is_serializable(request) {
+            self.node.read_barrier().await.map_err(Error::from)?;
+        }
+        let (context, request) = (Arc::clone(self), request.clone());
+        let work = move || -> Result<pb::TxnResponse, Error> {
+            let revision = context.state.store.revision();
+            let mut response = apply::read_txn(&context.state.store, revision, &request)??;
+            response.header = Some(context.header_at(revision));
+            Ok(response)
+        };
+        Ok(on_thread(work).await?)
+    }
+
+    /// Rewrites the store's files without unreachable versions.
+    pub(super) async fn rewrite(self: &Arc<Self>) -> Result<(), Error> {
+        let context = Arc::clone(self);
+        on_thread(move || Ok(context.state.store.rewrite()?)).await
+    }
+}
+
+/// Runs work that takes long on a blocking thread.
+pub(super) async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) if error.is_cancelled() => Err(Error::Stopped),
+        Err(error) => Err(Error::Storage(format!("a read ended early: {error}"))),
+    }
+}
+
+/// A range stream between two messages.
+struct Streaming {
+    context: Arc<Context>,
+    request: pb::RangeRequest,
+    range: KeyRange,
+    revision: i64,
+    header: pb::ResponseHeader,
+    encoder: RangeEncoder,
+    keys: usize,
+    done: bool,
+}
+
+fn stream_range(
+    context: Arc<Context>,
+    request: pb::RangeRequest,
+) -> Result<BoxStream<'static, Result<Encoded, Status>>, Error> {
+    let revision = context.state.store.resolve(request.revision)?;
+    let header = context.header();
+    let range = KeyRange::from_request(&request.key, &request.range_end);
+    let encoder = RangeEncoder::new(&request);
+    let streaming =
+        Streaming { context, request, range, revision, header, encoder, keys: STREAM_FIRST_KEYS, done: false };
+    Ok(stream::try_unfold(streaming, |streaming| async move {
+        if streaming.done {
+            return Ok(None);
+        }
+        let next = if streaming.keys <= INLINE_KEYS {
+            streaming.next_message()
+        } else {
+            on_thread(move || streaming.next_message()).await
+        };
+        Ok(Some(next?))
+    })
+    .boxed())
+}
+
+impl Streaming {
+    /// Reads one message; pieces grow towards the request limit, as etcd's do.
+    fn next_message(mut self) -> Result<(Encoded, Streaming), Error> {
+        let aim = self.context.limits.max_request_bytes;
+        let limit = usize::try_from(self.request.limit).unwrap_or(0);
+        let store = Arc::clone(&self.context.state.store);
+        let progress = if self.request.count_only {
+            Progress::Exhausted
+        } else {
+            self.encoder.read(&store, &self.range, self.revision, limit, self.keys, aim)?
+        };
+        let size = self.encoder.len();
+        if size < aim / 2 {
+            self.keys = self.keys.saturating_mul(2);
+        } else if size > aim.saturating_mul(2) {
+            self.keys = (self.keys / 2).max(1);
+        }
+        if progress != Progress::Paused {
+            let count = if self.request.count_only {
+                store.count(&self.range, self.revision)?
+            } else {
+                self.encoder.count(&store, &self.range, self.revision, progress)?
+            };
+            self.encoder.put_header(&self.header);
+            self.encoder.put_trailer(progress == Progress::Limited, count);
+            self.done = true;
+        }
+        store.check_readable(self.revision).map_err(|error: MvccError| Error::from(error))?;
+        let piece = self.encoder.take();
+        let mut message = BytesMut::with_capacity(piece.len() + 8);
+        encode_key(1, WireType::LengthDelimited, &mut message);
+        encode_varint(piece.len() as u64, &mut message);
+        message.put(piece);
+        Ok((Encoded(message.freeze()), self))
+    }
+}

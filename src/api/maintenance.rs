@@ -1,0 +1,123 @@
+//! The Maintenance service.
+
+use std::sync::Arc;
+
+use futures::stream::BoxStream;
+use tonic::{Request, Response, Status};
+
+use super::kv::{on_thread, unexpected};
+use super::{Context, later};
+use crate::apply::Reply;
+use crate::process;
+use crate::proto::etcdserverpb as pb;
+use crate::proto::server::maintenance_server::Maintenance;
+use crate::proto::skegpb::command::Kind;
+
+/// The quota reported when none is set by flag is etcd's default; this is what "off" reports.
+const NO_QUOTA: i64 = 0;
+
+/// The Maintenance service.
+#[derive(Clone)]
+pub(super) struct MaintenanceService(pub(super) Arc<Context>);
+
+#[tonic::async_trait]
+impl Maintenance for MaintenanceService {
+    type SnapshotStream = BoxStream<'static, Result<pb::SnapshotResponse, Status>>;
+
+    async fn alarm(
+        &self,
+        request: Request<pb::AlarmRequest>,
+    ) -> Result<Response<pb::AlarmResponse>, Status> {
+        match self.0.apply(Kind::Alarm(request.into_inner())).await? {
+            Reply::Alarm(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(Response::new(response))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn status(&self, _: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
+        let context = &self.0;
+        let raft = context.node.status();
+        let sizes = context.state.store.sizes();
+        let mut errors = Vec::new();
+        if raft.leader == 0 {
+            errors.push("etcdserver: no leader".to_owned());
+        }
+        let cluster = context.state.cluster.read();
+        for alarm in cluster.alarms_of_type(pb::AlarmType::None as i32) {
+            errors.push(format!("memberID:{} alarm:{} ", alarm.member_id, alarm.alarm().as_str_name()));
+        }
+        let storage_version = cluster.version().unwrap_or_default().to_owned();
+        drop(cluster);
+        let quota = context.limits.quota_bytes.map_or(NO_QUOTA, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
+        let size = |bytes: u64| i64::try_from(bytes.max(1)).unwrap_or(i64::MAX);
+        Ok(Response::new(pb::StatusResponse {
+            header: Some(context.header()),
+            version: process::ETCD_VERSION.to_owned(),
+            db_size: size(sizes.total_bytes),
+            leader: raft.leader,
+            raft_index: raft.committed,
+            raft_term: raft.term,
+            raft_applied_index: raft.applied,
+            errors,
+            db_size_in_use: size(sizes.live_bytes),
+            is_learner: false,
+            storage_version,
+            db_size_quota: quota,
+            downgrade_info: Some(pb::DowngradeInfo::default()),
+        }))
+    }
+
+    async fn defragment(
+        &self,
+        _: Request<pb::DefragmentRequest>,
+    ) -> Result<Response<pb::DefragmentResponse>, Status> {
+        self.0.rewrite().await?;
+        Ok(Response::new(pb::DefragmentResponse { header: None }))
+    }
+
+    async fn hash(&self, _: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
+        let store = Arc::clone(&self.0.state.store);
+        let hash = on_thread(move || Ok(store.hash_all()?)).await?;
+        Ok(Response::new(pb::HashResponse { header: Some(self.0.header()), hash }))
+    }
+
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let requested = request.into_inner().revision;
+        let store = Arc::clone(&self.0.state.store);
+        let (found, current) = on_thread(move || Ok(store.hash_kv(requested)?)).await?;
+        Ok(Response::new(pb::HashKvResponse {
+            header: Some(self.0.header_at(current)),
+            hash: found.hash,
+            compact_revision: found.compact_revision,
+            hash_revision: found.revision,
+        }))
+    }
+
+    async fn snapshot(
+        &self,
+        _: Request<pb::SnapshotRequest>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        Err(later::not_yet("etcdserverpb.Maintenance/Snapshot"))
+    }
+
+    async fn move_leader(
+        &self,
+        _: Request<pb::MoveLeaderRequest>,
+    ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        Err(later::not_yet("etcdserverpb.Maintenance/MoveLeader"))
+    }
+
+    async fn downgrade(
+        &self,
+        _: Request<pb::DowngradeRequest>,
+    ) -> Result<Response<pb::DowngradeResponse>, Status> {
+        Err(later::not_yet("etcdserverpb.Maintenance/Downgrade"))
+    }
+}
+

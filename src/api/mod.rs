@@ -1,0 +1,22 @@
+//! The etcd API: one file per service, and what they share.
+//!
+//! A request is checked here ([`validate`]), turned into a command or a read, and its answer is stamped with who answered
+//! ([`header`]). Every refusal on the way leaves through [`error`], in etcd's codes and texts.
+
+mod cluster;
+mod context;
+mod error;
+mod header;
+mod health;
+mod kv;
+mod later;
+mod lease;
+mod maintenance;
+mod range_encoder;
+mod services;
+mod validate;
+mod watch;
+
+pub use context::{Context, Limits};
+pub use error::Error;
+pub use services::Services;

@@ -1,0 +1,23 @@
+//! Consensus: everything that names openraft.
+//!
+//! ```text
+//! propose ──> RaftCore ──> log_store ──> storage/log        one sync per drain
+//!                │ committed
+//!                ▼
+//!          state_machine ──> apply ──> watch hub, lease clock, compactions, waiters
+//! ```
+//!
+//! The log is the only durable record of what was acknowledged; the state machine follows it and is flushed behind it.
+//! What openraft calls a snapshot is here "the state machine's files hold everything up to this entry", so that the log
+//! can never be purged past what a restart finds on disk.
+
+mod codec;
+mod log_store;
+mod network;
+mod node;
+mod read_index;
+mod state_machine;
+mod types;
+
+pub use node::{AppliedChanges, Node, NodeOptions, ProposeError, RaftStatus, StartError};
+pub use read_index::ReadError;

@@ -1,0 +1,100 @@
+//! Linearizable reads: one question to the leadership, shared by every read that came before it was asked.
+//!
+//! ```text
+//! read ─┐                 ┌─ read        (arrived while one is out: waits for the next)
+//! read ─┼─> ReadIndex ────┘
+//! read ─┘       │ index, applied?
+//!               ▼
+//!            all three go on
+//! ```
+//!
+//! A read may only use an index that was asked for after the read began; so it never joins a question that is already
+//! out. Leases are not used: a restarted follower votes at once, whatever a leader believes of its lease.
+
+use std::time::Duration;
+
+use openraft::ReadPolicy;
+use openraft::errors::{LinearizableReadError, RaftError};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::types::Raft;
+
+/// How long a failed question waits before it is asked again. etcd: `readIndexRetryTime`.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Reads that may wait for an answer; more are refused like any overload.
+const WAITING_MAX: usize = 65_536;
+
+/// Why a linearizable read could not be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// No answer within the request time-out.
+    #[error("request timed out")]
+    TimedOut,
+    /// Too many reads wait already.
+    #[error("too many requests")]
+    TooManyRequests,
+    /// The member is stopping.
+    #[error("server stopped")]
+    Stopped,
+}
+
+/// The handle; the loop is [`run`].
+#[derive(Clone)]
+pub(super) struct ReadIndex {
+    requests: mpsc::Sender<oneshot::Sender<()>>,
+    timeout: Duration,
+}
+
+pub(super) fn channel(timeout: Duration) -> (ReadIndex, mpsc::Receiver<oneshot::Sender<()>>) {
+    let (requests, queue) = mpsc::channel(WAITING_MAX);
+    (ReadIndex { requests, timeout }, queue)
+}
+
+impl ReadIndex {
+    /// Waits until the local state holds everything acknowledged before the call. May be cancelled.
+    pub(super) async fn barrier(&self) -> Result<(), ReadError> {
+        let (done, ready) = oneshot::channel();
+        self.requests.try_send(done).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => ReadError::TooManyRequests,
+            mpsc::error::TrySendError::Closed(_) => ReadError::Stopped,
+        })?;
+        match tokio::time::timeout(self.timeout, ready).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(ReadError::Stopped),
+            Err(_) => Err(ReadError::TimedOut),
+        }
+    }
+}
+
+/// Answers barriers until every handle is gone or Raft stops.
+pub(super) async fn run(
+    raft: Raft,
+    mut queue: mpsc::Receiver<oneshot::Sender<()>>,
+    mut applied: watch::Receiver<u64>,
+) {
+    let mut waiting = Vec::new();
+    while queue.recv_many(&mut waiting, WAITING_MAX).await > 0 {
+        loop {
+            waiting.retain(|reader| !reader.is_closed());
+            if waiting.is_empty() {
+                break;
+            }
+            match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
+                Ok(linearizer) => {
+                    let index = linearizer.read_log_id().index();
+                    if applied.wait_for(|applied| *applied > index).await.is_err() {
+                        return;
+                    }
+                    for reader in waiting.drain(..) {
+                        let _ = reader.send(());
+                    }
+                    break;
+                }
+                Err(RaftError::Fatal(_)) => return,
+                Err(RaftError::APIError(
+                    LinearizableReadError::ForwardToLeader(_) | LinearizableReadError::QuorumNotEnough(_),
+                )) => tokio::time::sleep(RETRY_AFTER).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The client port: gRPC over HTTP/2 and plain HTTP/1.1 on the same address.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::{Response, StatusCode, Version, header};
+use hyper::body::Incoming;
+use hyper::service::Service;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tonic::body::Body;
+use tracing::{debug, warn};
+
+use crate::api::Services;
+use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
+use crate::gateway::Gateway;
+
+/// Connections waiting to be accepted. Go's default is the system's limit, which is this on most systems.
+const BACKLOG: i32 = 4096;
+/// HTTP/2 window of one stream, in bytes: large watch batches must not wait for a round trip each 64 KiB.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// HTTP/2 window of one connection, in bytes.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Bytes a stream may hold in HTTP/2 buffers before its sender waits.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+/// Time for the headers of an HTTP/1.1 request. etcd: 5 minutes.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(300);
+/// Pause after a failed accept: out of file descriptors, for one, does not pass at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A bound client address.
+pub(super) struct Listener {
+    url: String,
+    socket: Socket,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+/// What is behind a listener.
+#[derive(Clone)]
+pub(super) struct Door {
+    pub(super) services: Services,
+    pub(super) gateway: Gateway,
+    pub(super) max_streams: u32,
+    pub(super) keepalive: KeepAlive,
+}
+
+impl Listener {
+    /// Binds an address.
+    pub(super) fn bind(url: &ListenUrl, settings: &MemberSettings) -> anyhow::Result<Listener> {
+        let text = url.url.as_str().to_owned();
+        let socket = match &url.address {
+            ListenAddress::Tcp(address) => {
+                bind_tcp(*address, settings).map(Socket::Tcp).with_context(|| format!("listen on {text}"))?
+            }
+            ListenAddress::Unix(path) => {
+                // A socket file left by a process that was killed would refuse the address for ever.
+                let _ = std::fs::remove_file(path);
+                let listener = UnixListener::bind(path).with_context(|| format!("listen on {text}"))?;
+                Socket::Unix(listener, path.clone())
+            }
+        };
+        Ok(Listener { url: text, socket })
+    }
+
+    /// The URL it was bound by.
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Accepts connections until told to stop, then lets them finish for a while.
+    pub(super) async fn serve(self, door: Door, mut stopping: watch::Receiver<bool>, drain: Duration) {
+        let graceful = GracefulShutdown::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.accept(&door, &graceful) => accepted,
+                _ = stopping.wait_for(|stopping| *stopping) => break,
+            };
+            if let Err(error) = accepted {
+                warn!(%error, url = self.url, "connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        if let Socket::Unix(_, path) = &self.socket {
+            let _ = std::fs::remove_file(path);
+        }
+        if tokio::time::timeout(drain, graceful.shutdown()).await.is_err() {
+            debug!(url = self.url, "connections cut off");
+        }
+    }
+
+    async fn accept(&self, door: &Door, graceful: &GracefulShutdown) -> io::Result<()> {
+        match &self.socket {
+            Socket::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                door.open(TokioIo::new(stream), graceful);
+            }
+            Socket::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                door.open(TokioIo::new(stream), graceful);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bind_tcp(address: SocketAddr, settings: &MemberSettings) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(
+        family,
+        SocketType::STREAM,
+        rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // What Go sets on every listener: a restart must not wait for old connections to time out.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if settings.socket_reuse_port {
+        sockopt::set_socket_reuseport(&socket, true)?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+impl Door {
+    fn open<I>(&self, io: I, graceful: &GracefulShutdown)
+    where
+        I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(self.max_streams)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout.unwrap_or(Duration::from_secs(20)));
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+        let connection = builder.serve_connection(io, self.clone()).into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                debug!(%error, "connection ended");
+            }
+        });
+    }
+}
+
+impl Service<http::Request<Incoming>> for Door {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+        if request.version() != Version::HTTP_2 {
+            let gateway = self.gateway.clone();
+            return Box::pin(async move { Ok(gateway.call(request).await) });
+        }
+        if !is_grpc(&request) {
+            return Box::pin(std::future::ready(Ok(unsupported_media_type())));
+        }
+        let answer = self.services.call(request);
+        Box::pin(async move { Ok(answer.await) })
+    }
+}
+
+fn is_grpc(request: &http::Request<Incoming>) -> bool {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn unsupported_media_type() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    response
+}

@@ -1,0 +1,257 @@
+//! Putting a member together: the only file that knows every module.
+//!
+//! ```text
+//! Config -> data directory, store, state -> consensus -> joined, published -> listening -> serving
+//! signal -> watches ended, connections drained -> leases recorded -> consensus, log, store closed
+//! ```
+
+mod listen;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, watch};
+use tracing::{error, info, warn};
+
+use crate::api::{Context, Limits, Services};
+use crate::apply::{Compaction, State};
+use crate::cluster::id::{ClusterId, MemberId};
+use crate::config::{Config, ListenUrl};
+use crate::gateway::Gateway;
+use crate::proto::skegpb::MemberAttributes;
+use crate::process::{self, Ending, Signals};
+use crate::raft::{Node, NodeOptions};
+use crate::storage::EngineOptions;
+use crate::storage::data_dir::{DataDir, Identity};
+use crate::storage::mvcc::{Store, StoreOptions};
+use crate::watch::{Hub, HubOptions};
+use crate::{clock, cluster, lease, task, telemetry};
+use listen::{Door, Listener};
+
+/// How long connections may finish what they are doing when the member stops.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Threads for work that blocks: scans, hashes, flushes. Each holds one request's buffers.
+const BLOCKING_THREADS_MAX: usize = 16;
+
+/// Runs a member until it is told to stop or fails.
+///
+/// # Errors
+/// When it cannot start, or had to stop because its storage or its consensus failed.
+pub fn run(config: Config) -> anyhow::Result<Ending> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> anyhow::Result<Ending> {
+    let listeners = bind(&config)?;
+    let member = Member::start(&config).await?;
+    let (stop, stopping) = watch::channel(false);
+    let services = Services::new(Arc::clone(&member.context));
+    let gateway = Gateway::new(Arc::clone(&member.context));
+    let mut doors = Vec::new();
+    for listener in listeners {
+        info!(address = %listener.url(), "serving client traffic insecurely; this is strongly discouraged!");
+        let door = Door {
+            services: services.clone(),
+            gateway: gateway.clone(),
+            max_streams: config.member.max_concurrent_streams,
+            keepalive: config.member.keepalive,
+        };
+        doors.push(tokio::spawn(listener.serve(door, stopping.clone(), DRAIN)));
+    }
+    info!("ready to serve client requests");
+    process::notify_ready();
+    let mut signals = Signals::catch().context("catch signals")?;
+    let ending = tokio::select! {
+        signal = signals.next() => Ok(Ending::Signalled(signal)),
+        failure = member.failed() => Err(failure),
+    };
+    member.context.hub.close();
+    stop.send_replace(true);
+    for door in doors {
+        if let Err(error) = door.await {
+            warn!(%error, "a listener ended early");
+        }
+    }
+    member.stop(ending.is_ok()).await;
+    ending
+}
+
+/// Binds all client addresses before anything else is touched: a taken port must not cost a recovery.
+fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
+    let urls = config.member.listen_client_urls.iter().chain(&config.member.listen_client_http_urls);
+    urls.map(|url: &ListenUrl| Listener::bind(url, &config.member)).collect()
+}
+
+/// A running member without its doors.
+struct Member {
+    context: Arc<Context>,
+    _data_dir: DataDir,
+    failures: tokio::sync::Mutex<mpsc::Receiver<anyhow::Error>>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Member {
+    async fn start(config: &Config) -> anyhow::Result<Member> {
+        let data_dir = DataDir::open(&config.member.data_dir, config.member.wal_dir.as_deref())?;
+        let (identity, initial) = identify(config, &data_dir)?;
+        let member_id = MemberId::new(identity.member_id);
+        let cluster_id = ClusterId::new(identity.cluster_id);
+        info!(name = config.member.name, local_member_id = %member_id, cluster_id = %cluster_id, "starting member");
+
+        let state = open_state(config, &data_dir)?;
+        let queued_bytes_max = config.member.memory.watch_ring_bytes;
+        let hub = Arc::new(Hub::new(Arc::clone(&state.store), HubOptions { queued_bytes_max }));
+        let request_timeout = config.member.request_timeout(&config.cluster);
+        let options = NodeOptions {
+            member_id: identity.member_id,
+            initial_members: initial,
+            log_dir: data_dir.log_dir().to_owned(),
+            log_tail_bytes: config.member.memory.log_tail_bytes,
+            no_fsync: config.member.unsafe_no_fsync,
+            observer: None,
+            heartbeat_interval: config.cluster.heartbeat_interval,
+            election_timeout: config.cluster.election_timeout,
+            request_timeout,
+            max_request_bytes: size(config.member.max_request_bytes),
+            keep_entries: config.member.snapshot_catchup_entries,
+        };
+        let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
+        let context = Arc::new(Context { member_id, cluster_id, node, state, hub, limits: limits(config) });
+        join(&context, config).await?;
+        let (tasks, failures) = spawn_tasks(&context, compactions, config.member.snapshot_count);
+        Ok(Member { context, _data_dir: data_dir, failures: tokio::sync::Mutex::new(failures), tasks })
+    }
+
+    /// Waits for a failure that the member cannot go on after.
+    async fn failed(&self) -> anyhow::Error {
+        let mut failures = self.failures.lock().await;
+        tokio::select! {
+            Some(failure) = failures.recv() => failure,
+            reason = self.context.node.failed() => anyhow::anyhow!("consensus has stopped: {reason}"),
+        }
+    }
+
+    async fn stop(self, healthy: bool) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        if healthy {
+            task::lease_checkpoint::record_all(&self.context.node).await;
+        }
+        if let Err(error) = self.context.node.clone().stop().await {
+            error!(%error, "raft log not closed cleanly");
+        }
+    }
+}
+
+/// Who this member is: what its directory says, or for a new one what the settings say.
+fn identify(
+    config: &Config,
+    data_dir: &DataDir,
+) -> anyhow::Result<(Identity, BTreeMap<u64, Vec<String>>)> {
+    if let Some(identity) = data_dir.identity()? {
+        return Ok((identity, BTreeMap::from([(identity.member_id, Vec::new())])));
+    }
+    let initial = config.bootstrap()?;
+    let urls: Vec<String> = initial.peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
+    let member_id =
+        MemberId::at_bootstrap(urls.iter().map(String::as_str), &config.cluster.initial_cluster_token);
+    let cluster_id = ClusterId::at_bootstrap([member_id]);
+    let identity = Identity { member_id: member_id.get(), cluster_id: cluster_id.get() };
+    data_dir.claim(identity)?;
+    Ok((identity, BTreeMap::from([(member_id.get(), urls)])))
+}
+
+fn open_state(config: &Config, data_dir: &DataDir) -> anyhow::Result<State> {
+    let memory = &config.member.memory;
+    let engine =
+        EngineOptions { memtable_bytes: memory.memtable_bytes, block_cache_bytes: memory.block_cache_bytes };
+    let options = StoreOptions { engine, heads_bytes: memory.metadata_cache_bytes };
+    let store = Arc::new(Store::open(&data_dir.store_dir(), options).context("open the store")?);
+    let leases = lease::load(store.engine()).context("read the leases")?;
+    let cluster = cluster::load(store.engine()).context("read the members")?;
+    Ok(State { store, leases: Arc::new(RwLock::new(leases)), cluster: Arc::new(RwLock::new(cluster)) })
+}
+
+fn limits(config: &Config) -> Limits {
+    let heartbeat = config.cluster.heartbeat_interval.as_millis().max(1);
+    let ticks = config.cluster.election_timeout.as_millis() / heartbeat;
+    let min_lease_millis = heartbeat * (3 * ticks / 2);
+    Limits {
+        max_txn_ops: size(config.member.max_txn_ops),
+        max_request_bytes: size(config.member.max_request_bytes),
+        quota_bytes: config.member.quota_backend_bytes.map(std::num::NonZeroU64::get),
+        progress_interval: config.member.watch_progress_notify_interval,
+        min_lease_ttl: i64::try_from(min_lease_millis.div_ceil(1000)).unwrap_or(i64::MAX),
+    }
+}
+
+fn size(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// Waits until the member is level with its cluster, and tells the cluster of itself.
+async fn join(context: &Context, config: &Config) -> anyhow::Result<()> {
+    let node = &context.node;
+    node.read_barrier().await.context("wait for a leader")?;
+    let extra = config.cluster.election_timeout;
+    node.deadlines().lock().take_over(&context.state.leases.read(), clock::now(), extra);
+    let attributes = MemberAttributes {
+        member_id: context.member_id.get(),
+        name: config.member.name.clone(),
+        client_urls: config.member.advertise_client_urls.iter().map(|url| url.as_str().to_owned()).collect(),
+    };
+    task::publish::publish(node, &context.state, attributes).await.context("publish this member")
+}
+
+fn spawn_tasks(
+    context: &Arc<Context>,
+    compactions: mpsc::UnboundedReceiver<Compaction>,
+    snapshot_count: u64,
+) -> (Vec<tokio::task::JoinHandle<()>>, mpsc::Receiver<anyhow::Error>) {
+    let (failed, failures) = mpsc::channel(1);
+    let store = || Arc::clone(&context.state.store);
+    let node = || context.node.clone();
+    let counted = store();
+    let counting = async move {
+        match tokio::task::spawn_blocking(move || counted.build_counts()).await {
+            Ok(result) => result.map_err(anyhow::Error::from),
+            Err(error) => Err(anyhow::Error::from(error)),
+        }
+    };
+    let hub = Arc::clone(&context.hub);
+    let tasks = vec![
+        supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
+        supervised("compaction", failed.clone(), {
+            let run = task::compaction::run(store(), compactions);
+            async { Ok(run.await?) }
+        }),
+        supervised("count index", failed, counting),
+        tokio::spawn(task::lease_expiry::run(node())),
+        tokio::spawn(task::lease_checkpoint::run(node())),
+        tokio::spawn(task::flush::run(node(), store(), snapshot_count)),
+    ];
+    (tasks, failures)
+}
+
+/// Runs a task whose failure ends the member.
+fn supervised(
+    name: &'static str,
+    failed: mpsc::Sender<anyhow::Error>,
+    work: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        if let Err(error) = work.await {
+            error!(target: telemetry::FATAL, task = name, %error, "a task has failed");
+            let _ = failed.send(error.context(name)).await;
+        }
+    })
+}
