@@ -11,14 +11,17 @@
 
 pub use skeg_proto as proto;
 
+pub mod api;
 pub mod apply;
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub mod gateway;
 pub mod lease;
 pub mod process;
+pub mod raft;
+pub mod server;
 pub mod storage;
+pub mod task;
 pub mod telemetry;
 pub mod watch;
-pub mod raft;
-pub mod api;

@@ -2,15 +2,9 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
-use skeg::config::Config;
-use skeg::process::{self, Ending};
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    process::main_with(serve)
-}
-
-fn serve(config: Config) -> anyhow::Result<Ending> {
-    config.bootstrap()?;
-    bail!("server not built yet")
+    skeg::process::main_with(skeg::server::run)
 }

@@ -24,7 +24,7 @@ pub async fn run(
             if store.wants_rewrite() {
                 store.rewrite()?;
             }
-            Ok(())
+            Ok::<(), StorageError>(())
         });
         match finished.await {
             Ok(result) => result?,
