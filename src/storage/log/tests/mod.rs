@@ -346,3 +346,23 @@ fn scripts_that_once_failed() {
         fuzz::check(dir.path(), script);
     }
 }
+
+#[test]
+fn entries_that_replace_others_are_not_read_from_disk_too_early() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (log, _) = Log::open(LogOptions { tail_bytes: 0, ..options(dir.path()) }).expect("the log opens");
+    append(&log, &[b"old 0", b"old 1", b"old 2"]);
+    let (sender, receiver) = mpsc::channel();
+    as_one_batch(&log, || {
+        // Fills a batch of its own, so that its callback comes while the truncation is still queued.
+        let reader = log.clone();
+        let large = vec![(3, Bytes::from(vec![0; 9 << 20])), (4, Bytes::from_static(b"old 4"))];
+        let read = move |_| sender.send(reader.read(1..9, 99)).expect("the test waits");
+        log.append(large, read).expect("they follow");
+        log.truncate_from(1, |_| ()).expect("within");
+        log.append(vec![(1, Bytes::from_static(b"new 1"))], |_| ()).expect("it follows");
+    });
+    let expected = [(1, Bytes::from_static(b"new 1"))];
+    assert_eq!(receiver.recv_timeout(PATIENCE).expect("it is called").expect("the log reads"), expected);
+    assert_eq!(log.read(1..9, 99).expect("the log reads"), expected);
+}
