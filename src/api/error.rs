@@ -75,9 +75,7 @@ impl Error {
             Error::TooManyOps => (Code::InvalidArgument, "etcdserver: too many operations in txn request"),
             Error::DuplicateKey => (Code::InvalidArgument, "etcdserver: duplicate key given in txn request"),
             Error::InvalidSortOption => (Code::InvalidArgument, "etcdserver: invalid sort option"),
-            Error::Compacted => {
-                (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted")
-            }
+            Error::Compacted => (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
             Error::FutureRevision => {
                 (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision")
             }

@@ -167,7 +167,9 @@ impl Context {
             }
             let limit = usize::try_from(request.limit).unwrap_or(0);
             let progress = encoder.read(store, &range, revision, limit, INLINE_KEYS, INLINE_BYTES)?;
-            if progress == Progress::Exhausted || (progress == Progress::Limited && store.counts_quickly(revision)) {
+            if progress == Progress::Exhausted
+                || (progress == Progress::Limited && store.counts_quickly(revision))
+            {
                 let count = encoder.count(store, &range, revision, progress)?;
                 store.check_readable(revision)?;
                 return Ok(Encoded(encoder.finish(progress == Progress::Limited, count)));
@@ -261,8 +263,16 @@ fn stream_range(
     let header = context.header();
     let range = KeyRange::from_request(&request.key, &request.range_end);
     let encoder = RangeEncoder::new(&request);
-    let streaming =
-        Streaming { context, request, range, revision, header, encoder, keys: STREAM_FIRST_KEYS, done: false };
+    let streaming = Streaming {
+        context,
+        request,
+        range,
+        revision,
+        header,
+        encoder,
+        keys: STREAM_FIRST_KEYS,
+        done: false,
+    };
     Ok(stream::try_unfold(streaming, |streaming| async move {
         if streaming.done {
             return Ok(None);

@@ -7,9 +7,9 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::Context;
 use super::error::Error;
 use super::kv::{on_thread, unexpected};
-use super::Context;
 use crate::apply::Reply;
 use crate::clock;
 use crate::lease::{attached_keys, deadlines::Renewal};

@@ -24,10 +24,7 @@ pub(super) struct MaintenanceService(pub(super) Arc<Context>);
 impl Maintenance for MaintenanceService {
     type SnapshotStream = BoxStream<'static, Result<pb::SnapshotResponse, Status>>;
 
-    async fn alarm(
-        &self,
-        request: Request<pb::AlarmRequest>,
-    ) -> Result<Response<pb::AlarmResponse>, Status> {
+    async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
         match self.0.apply(Kind::Alarm(request.into_inner())).await? {
             Reply::Alarm(mut response) => {
                 self.0.stamp(&mut response.header);
@@ -51,7 +48,8 @@ impl Maintenance for MaintenanceService {
         }
         let storage_version = cluster.version().unwrap_or_default().to_owned();
         drop(cluster);
-        let quota = context.limits.quota_bytes.map_or(NO_QUOTA, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
+        let quota =
+            context.limits.quota_bytes.map_or(NO_QUOTA, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
         let size = |bytes: u64| i64::try_from(bytes.max(1)).unwrap_or(i64::MAX);
         Ok(Response::new(pb::StatusResponse {
             header: Some(context.header()),
@@ -120,4 +118,3 @@ impl Maintenance for MaintenanceService {
         Err(later::not_yet("etcdserverpb.Maintenance/Downgrade"))
     }
 }
-

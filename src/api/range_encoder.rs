@@ -72,7 +72,8 @@ impl RangeEncoder {
         if rest.is_empty() {
             return Ok(Progress::Exhausted);
         }
-        let (stop_keys, stop_bytes) = (self.taken.saturating_add(keys), self.buffer.len().saturating_add(bytes));
+        let (stop_keys, stop_bytes) =
+            (self.taken.saturating_add(keys), self.buffer.len().saturating_add(bytes));
         let mut scan = store.scan(&rest, revision);
         while let Some(record) = scan.next()? {
             if limit > 0 && self.taken == limit {

@@ -140,7 +140,10 @@ impl Services {
     fn check<B>(&self, request: &http::Request<B>) -> Result<(), Status> {
         check_path(request.uri().path())?;
         let headers = request.headers();
-        if headers.get("client-api-version").is_some_and(|version| std::str::from_utf8(version.as_bytes()).is_err()) {
+        if headers
+            .get("client-api-version")
+            .is_some_and(|version| std::str::from_utf8(version.as_bytes()).is_err())
+        {
             return Err(Error::InvalidClientApiVersion.into());
         }
         let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");

@@ -14,7 +14,8 @@ pub(super) fn range(request: &pb::RangeRequest) -> Result<(), Error> {
     if request.key.is_empty() {
         return Err(Error::EmptyKey);
     }
-    if SortOrder::try_from(request.sort_order).is_err() || SortTarget::try_from(request.sort_target).is_err() {
+    if SortOrder::try_from(request.sort_order).is_err() || SortTarget::try_from(request.sort_target).is_err()
+    {
         return Err(Error::InvalidSortOption);
     }
     Ok(())
@@ -78,7 +79,9 @@ struct Changes {
 impl Changes {
     /// A delete whose end is the single byte 0x00 covers nothing here: etcd takes it literally in this check.
     fn deleted(&self, key: &Bytes) -> bool {
-        self.deletes.iter().any(|(start, end)| if end.is_empty() { key == start } else { start <= key && key < end })
+        self.deletes
+            .iter()
+            .any(|(start, end)| if end.is_empty() { key == start } else { start <= key && key < end })
     }
 }
 

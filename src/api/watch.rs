@@ -165,7 +165,9 @@ impl Responses {
             }
             Message::Progress => base,
             Message::Canceled => pb::WatchResponse { canceled: true, ..base },
-            Message::Compacted(compact_revision) => pb::WatchResponse { canceled: true, compact_revision, ..base },
+            Message::Compacted(compact_revision) => {
+                pb::WatchResponse { canceled: true, compact_revision, ..base }
+            }
         };
         Encoded::new(&control)
     }

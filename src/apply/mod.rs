@@ -30,11 +30,11 @@ use crate::lease::{self, Leases};
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{LeaseRecord, LogId, Member};
+use crate::storage::StorageError;
 use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
 use crate::storage::schema::{self, Family, MetaKey};
-use crate::storage::StorageError;
 
 /// The replicated state. Changed only by [`Run`]; read by everyone.
 #[derive(Clone)]
@@ -109,7 +109,11 @@ impl<'s> Run<'s> {
     pub fn set_membership(&mut self, membership: &[u8], members: &[Member], position: LogId) {
         self.write.batch().put(Family::Meta, &MetaKey::Membership.encode(), membership);
         for member in self.state.cluster.write().set_members(members) {
-            self.write.batch().put(Family::Meta, &MetaKey::Member(member.id).encode(), &member.encode_to_vec());
+            self.write.batch().put(
+                Family::Meta,
+                &MetaKey::Member(member.id).encode(),
+                &member.encode_to_vec(),
+            );
         }
         self.applied = Some(position);
     }
@@ -133,7 +137,11 @@ impl<'s> Run<'s> {
             Kind::LeaseCheckpoint(request) => Ok(self.checkpoint(&request)),
             Kind::Alarm(request) => Ok(self.alarm(&request)),
             Kind::ClusterVersionSet(request) => {
-                self.write.batch().put(Family::Meta, &MetaKey::ClusterVersion.encode(), request.version.as_bytes());
+                self.write.batch().put(
+                    Family::Meta,
+                    &MetaKey::ClusterVersion.encode(),
+                    request.version.as_bytes(),
+                );
                 self.state.cluster.write().set_version(&request.version);
                 Ok(Ok(Reply::None))
             }

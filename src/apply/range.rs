@@ -10,14 +10,13 @@ use crate::storage::mvcc::write::Txn;
 use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::schema::KeyMeta;
 
+/// Sees a key, what is known of it, and its value; false ends the visit.
+pub type Visit<'v> = dyn FnMut(&[u8], &KeyMeta, &[u8]) -> bool + 'v;
+
 /// Where a range reads from.
 pub trait Source {
     /// Visits live keys in order until `visit` returns false.
-    fn visit(
-        &self,
-        range: &KeyRange,
-        visit: &mut dyn FnMut(&[u8], &KeyMeta, &[u8]) -> bool,
-    ) -> Result<(), StorageError>;
+    fn visit(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StorageError>;
 
     /// Counts live keys.
     fn count(&self, range: &KeyRange) -> Result<i64, StorageError>;
@@ -32,11 +31,7 @@ pub struct At<'s> {
 }
 
 impl Source for At<'_> {
-    fn visit(
-        &self,
-        range: &KeyRange,
-        visit: &mut dyn FnMut(&[u8], &KeyMeta, &[u8]) -> bool,
-    ) -> Result<(), StorageError> {
+    fn visit(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StorageError> {
         if range.is_empty() {
             return Ok(());
         }
@@ -61,11 +56,7 @@ impl Source for At<'_> {
 }
 
 impl Source for Txn<'_, '_> {
-    fn visit(
-        &self,
-        range: &KeyRange,
-        visit: &mut dyn FnMut(&[u8], &KeyMeta, &[u8]) -> bool,
-    ) -> Result<(), StorageError> {
+    fn visit(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StorageError> {
         self.range(range, visit)
     }
 

@@ -21,8 +21,8 @@ use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::response_op::Response;
 use crate::proto::mvccpb;
 use crate::storage::StorageError;
-use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::mvcc::write::Txn;
+use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::schema::KeyMeta;
 
 /// Applies a put.
@@ -116,10 +116,7 @@ pub fn read_txn(
     Ok(Ok(pb::TxnResponse { header: None, succeeded, responses }))
 }
 
-fn compares_hold(
-    compares: &[pb::Compare],
-    source: &dyn range::Source,
-) -> Result<bool, StorageError> {
+fn compares_hold(compares: &[pb::Compare], source: &dyn range::Source) -> Result<bool, StorageError> {
     for compare in compares {
         if !holds(compare, source)? {
             return Ok(false);
@@ -310,10 +307,7 @@ fn header(txn: &Txn<'_, '_>) -> Option<pb::ResponseHeader> {
     Some(pb::ResponseHeader { revision: txn.revision(), ..Default::default() })
 }
 
-fn execute_range(
-    txn: &Txn<'_, '_>,
-    request: &pb::RangeRequest,
-) -> Result<pb::RangeResponse, StorageError> {
+fn execute_range(txn: &Txn<'_, '_>, request: &pb::RangeRequest) -> Result<pb::RangeResponse, StorageError> {
     let mut response = if request.revision > 0 && request.revision <= txn.store().revision() {
         range::execute(&range::At { store: txn.store(), revision: request.revision }, request)?
     } else {

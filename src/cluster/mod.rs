@@ -30,11 +30,8 @@ impl Cluster {
         let mut changed = Vec::new();
         for member in named {
             let known = self.members.entry(member.id).or_default();
-            let now = Member {
-                name: known.name.clone(),
-                client_urls: known.client_urls.clone(),
-                ..member.clone()
-            };
+            let now =
+                Member { name: known.name.clone(), client_urls: known.client_urls.clone(), ..member.clone() };
             if *known != now {
                 known.clone_from(&now);
                 changed.push(now);

@@ -32,7 +32,9 @@ pub(super) fn decode_entry(encoded: Bytes) -> io::Result<Entry> {
     let payload = match entry.payload {
         Some(Payload::Blank(_)) => EntryPayload::Blank,
         Some(Payload::Command(command)) => EntryPayload::Normal(Proposal(command)),
-        Some(Payload::Membership(membership)) => EntryPayload::Membership(membership_from_proto(&membership)?),
+        Some(Payload::Membership(membership)) => {
+            EntryPayload::Membership(membership_from_proto(&membership)?)
+        }
         None => return Err(damaged("an entry of another version")),
     };
     Ok(Entry { log_id: LogId::new_term_index(entry.term, entry.index), payload })
@@ -85,11 +87,8 @@ fn membership_to_proto(membership: &Membership) -> skegpb::Membership {
 fn membership_from_proto(membership: &skegpb::Membership) -> io::Result<Membership> {
     let configs: Vec<BTreeSet<u64>> =
         membership.configs.iter().map(|set| set.ids.iter().copied().collect()).collect();
-    let nodes: BTreeMap<u64, Peer> = membership
-        .nodes
-        .iter()
-        .map(|(id, node)| (*id, Peer { peer_urls: node.peer_urls.clone() }))
-        .collect();
+    let nodes: BTreeMap<u64, Peer> =
+        membership.nodes.iter().map(|(id, node)| (*id, Peer { peer_urls: node.peer_urls.clone() })).collect();
     Membership::new(configs, nodes).map_err(|_| damaged("a membership"))
 }
 

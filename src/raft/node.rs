@@ -155,7 +155,12 @@ impl Node {
         log_options.observer.clone_from(&options.observer);
         let (log, recovered) = Log::open(log_options)?;
         let is_new = check_position(&state, &recovered)?;
-        info!(first = recovered.first_index, next = recovered.next_index, cut_bytes = recovered.cut_bytes, "raft log opened");
+        info!(
+            first = recovered.first_index,
+            next = recovered.next_index,
+            cut_bytes = recovered.cut_bytes,
+            "raft log opened"
+        );
 
         let (compactions, to_compact) = mpsc::unbounded_channel();
         let applied_index = stored_applied(&state)?.map_or(0, |index| index + 1);

@@ -161,10 +161,15 @@ impl RaftStateMachine<TypeConfig> for Machine {
     }
 
     async fn install_snapshot(&mut self, _: &SnapshotMeta, (): ()) -> Result<(), io::Error> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "a one-member cluster has nobody to send it a snapshot"))
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "a one-member cluster has nobody to send it a snapshot",
+        ))
     }
 
-    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<LeaderTerm, u64, super::types::Peer, ()>>, io::Error> {
+    async fn get_current_snapshot(
+        &mut self,
+    ) -> Result<Option<Snapshot<LeaderTerm, u64, super::types::Peer, ()>>, io::Error> {
         let meta = self.flushed.at.lock().clone();
         Ok(meta.last_log_id.is_some().then_some(Snapshot { meta, snapshot: () }))
     }
@@ -176,7 +181,9 @@ impl RaftSnapshotBuilder<TypeConfig> for Flushed {
     type SnapshotData = ();
 
     /// Flushes the store: what was applied before the call is in its files afterwards.
-    async fn build_snapshot(&mut self) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, ()>, io::Error> {
+    async fn build_snapshot(
+        &mut self,
+    ) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, ()>, io::Error> {
         let (last_log_id, last_membership) = stored_position(&self.state)?;
         let store = Arc::clone(&self.state.store);
         tokio::task::spawn_blocking(move || store.engine().flush())

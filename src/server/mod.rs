@@ -21,8 +21,8 @@ use crate::apply::{Compaction, State};
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::config::{Config, ListenUrl};
 use crate::gateway::Gateway;
-use crate::proto::skegpb::MemberAttributes;
 use crate::process::{self, Ending, Signals};
+use crate::proto::skegpb::MemberAttributes;
 use crate::raft::{Node, NodeOptions};
 use crate::storage::EngineOptions;
 use crate::storage::data_dir::{DataDir, Identity};
@@ -153,10 +153,7 @@ impl Member {
 }
 
 /// Who this member is: what its directory says, or for a new one what the settings say.
-fn identify(
-    config: &Config,
-    data_dir: &DataDir,
-) -> anyhow::Result<(Identity, BTreeMap<u64, Vec<String>>)> {
+fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Result<(Identity, BTreeMap<u64, Vec<String>>)> {
     if let Some(identity) = data_dir.identity()? {
         return Ok((identity, BTreeMap::from([(identity.member_id, Vec::new())])));
     }

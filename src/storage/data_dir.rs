@@ -22,13 +22,17 @@ pub enum DataDirError {
         path: PathBuf,
     },
     /// It belongs to etcd.
-    #[error("{path} holds the data of an etcd member, which this version cannot take over yet; nothing was changed")]
+    #[error(
+        "{path} holds the data of an etcd member, which this version cannot take over yet; nothing was changed"
+    )]
     Foreign {
         /// The directory.
         path: PathBuf,
     },
     /// The identity file does not decode.
-    #[error("{path} is damaged: it must name the member and cluster id with their checksum; restore it from a backup")]
+    #[error(
+        "{path} is damaged: it must name the member and cluster id with their checksum; restore it from a backup"
+    )]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use rocksdb::compaction_filter::{CompactionFilter, Decision};
 use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
 use rocksdb::{
-    BlockBasedOptions, BottommostLevelCompaction, Cache, ColumnFamily, ColumnFamilyDescriptor, CompactOptions,
-    DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions, Options, ReadOptions, SliceTransform,
-    WriteBatch,
+    BlockBasedOptions, BottommostLevelCompaction, Cache, ColumnFamily, ColumnFamilyDescriptor,
+    CompactOptions, DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions, Options,
+    ReadOptions, SliceTransform, WriteBatch,
 };
 use tracing::{info, warn};
 
@@ -39,7 +39,9 @@ pub enum StorageError {
         what: &'static str,
     },
     /// The directory was written by another version.
-    #[error("data directory has format {found}, this build reads format {expected}: use the version that wrote it")]
+    #[error(
+        "data directory has format {found}, this build reads format {expected}: use the version that wrote it"
+    )]
     Format {
         /// Format in the directory.
         found: u32,
@@ -140,8 +142,10 @@ impl Engine {
                 self.write(batch)
             }
             Some(found) => {
-                let found =
-                    found.as_ref().try_into().map_err(|_| StorageError::Damaged { what: "format version" })?;
+                let found = found
+                    .as_ref()
+                    .try_into()
+                    .map_err(|_| StorageError::Damaged { what: "format version" })?;
                 let found = u32::from_be_bytes(found);
                 if found == FORMAT { Ok(()) } else { Err(StorageError::Format { found, expected: FORMAT }) }
             }
@@ -212,7 +216,9 @@ impl Engine {
         let sum = |property: &CStr| -> u64 {
             Family::ALL
                 .iter()
-                .filter_map(|family| self.db.property_int_value_cf(self.family(*family), property).ok().flatten())
+                .filter_map(|family| {
+                    self.db.property_int_value_cf(self.family(*family), property).ok().flatten()
+                })
                 .sum()
         };
         let memtable_bytes = sum(c"rocksdb.cur-size-all-mem-tables");

@@ -33,7 +33,8 @@ pub async fn run(node: Node) {
         }
         let term = node.term();
         info!(leases = expired.len(), "revoking expired leases");
-        let revocations = expired.into_iter().map(|id| node.propose(Kind::LeaseExpire(LeaseExpire { id, term })));
+        let revocations =
+            expired.into_iter().map(|id| node.propose(Kind::LeaseExpire(LeaseExpire { id, term })));
         let mut results = stream::iter(revocations).buffer_unordered(REVOKING_MAX);
         while let Some(result) = results.next().await {
             match result {

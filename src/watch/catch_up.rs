@@ -98,7 +98,8 @@ impl Hub {
                 .iter()
                 .enumerate()
                 .filter(|(_, event)| {
-                    event.revision.main >= candidate.next_revision && candidate.view.range.contains(&event.key)
+                    event.revision.main >= candidate.next_revision
+                        && candidate.view.range.contains(&event.key)
                 })
                 .map(|(at, _)| at)
                 .collect();

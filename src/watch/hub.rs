@@ -11,10 +11,10 @@ use tokio::sync::Notify;
 
 use super::group::{Filters, Groups, View};
 use super::queue::{EncodedEvent, Message, Outgoing, Queue};
+use crate::storage::StorageError;
 use crate::storage::mvcc::read::{Change, Event};
 use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::schema::{self, KeyMeta};
-use crate::storage::StorageError;
 
 /// Bounds of the hub.
 #[derive(Clone, Copy, Debug)]
@@ -219,7 +219,9 @@ impl Inner {
     /// Ends a watcher whose history is gone; its id stays taken until the client cancels it.
     pub(super) fn compacted(&mut self, slot: usize, compact_revision: i64) {
         let Some(watcher) = self.remove(slot) else { return };
-        if let Some(taken) = self.streams.get_mut(&watcher.stream).and_then(|s| s.ids.get_mut(&watcher.watch_id)) {
+        if let Some(taken) =
+            self.streams.get_mut(&watcher.stream).and_then(|s| s.ids.get_mut(&watcher.watch_id))
+        {
             *taken = None;
         }
         watcher.queue.push(watcher.outgoing(0, Message::Compacted(compact_revision)));
@@ -469,4 +471,3 @@ fn encode_event(event: &Event, previous: Option<&(KeyMeta, Bytes)>) -> Bytes {
     }
     out.freeze()
 }
-

@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::io;
 
+use openraft::OptionalSend;
 use openraft::alias::{SnapshotOf, VoteOf};
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
 };
-use openraft::OptionalSend;
 
 use super::types::{Peer, TypeConfig};
 

@@ -107,14 +107,11 @@ impl Store {
         let mut versions = Versions::new(self, compacted, revision);
         versions.collect(&mut parts)?;
         let skip_compacted = versions.any_kept;
-        parts.retain(|(part, kept): &(Part, bool)| {
-            !skip_compacted || part.revision.main > compacted || *kept
-        });
+        parts
+            .retain(|(part, kept): &(Part, bool)| !skip_compacted || part.revision.main > compacted || *kept);
         parts.sort_unstable_by_key(|(part, _)| part.revision);
         let seed = crc32c::crc32c(b"key");
-        Ok(parts
-            .iter()
-            .fold(seed, |crc, (part, _)| crc32c::crc32c_combine(crc, part.crc, part.len as usize)))
+        Ok(parts.iter().fold(seed, |crc, (part, _)| crc32c::crc32c_combine(crc, part.crc, part.len as usize)))
     }
 }
 

@@ -121,7 +121,10 @@ impl Store {
             iterator.status()?;
             return Ok(None);
         };
-        if found.len() != from.len() || found[..prefix_len] != from[..prefix_len] || schema::is_tombstone(stored) {
+        if found.len() != from.len()
+            || found[..prefix_len] != from[..prefix_len]
+            || schema::is_tombstone(stored)
+        {
             return Ok(None);
         }
         let modified = schema::kv_revision(found).ok_or(StorageError::Damaged { what: "key" })?;
@@ -245,6 +248,7 @@ impl Scan<'_> {
     ///
     /// # Errors
     /// [`StorageError`] if the engine fails or a stored record does not decode.
+    #[expect(clippy::should_implement_trait, reason = "it lends from itself, which an Iterator cannot")]
     pub fn next(&mut self) -> Result<Option<Record<'_>>, StorageError> {
         if self.positioned {
             self.skip_versions();

@@ -18,9 +18,9 @@ use bytes::Bytes;
 
 use super::read::{Change, Event, KeyRecord};
 use super::{KeyRange, RangeEnd, Store};
+use crate::storage::StorageError;
 use crate::storage::engine::Batch;
 use crate::storage::schema::{self, Family, KeyMeta, MetaKey, SubRevision};
-use crate::storage::StorageError;
 
 /// The newest state of a key that the run changed; `None` after a delete.
 type Pending = Option<(KeyMeta, Bytes)>;
@@ -225,12 +225,9 @@ impl<'s> Txn<'_, 's> {
         let previous = self.run.head(&key)?;
         let modified = self.next();
         let meta = match &previous {
-            Some(head) => KeyMeta {
-                create_revision: head.create_revision,
-                modified,
-                version: head.version + 1,
-                lease,
-            },
+            Some(head) => {
+                KeyMeta { create_revision: head.create_revision, modified, version: head.version + 1, lease }
+            }
             None => KeyMeta { create_revision: self.main, modified, version: 1, lease },
         };
         let run = &mut *self.run;
