@@ -38,3 +38,26 @@ need_toolchain() {
   need make make
   have_libclang || install_packages libclang-dev
 }
+
+# have_rocksdb: sets what cargo needs to link skeg, building RocksDB when the cache has no archive.
+have_rocksdb() {
+  ROCKSDB_LIB_DIR=$("$SKEG_ROOT/scripts/rocksdb.sh")
+  export ROCKSDB_LIB_DIR ROCKSDB_STATIC=1
+}
+
+# share_target: one cargo target folder in the cache for all checkouts with the same dependencies and compiler, so that a fresh
+# clone compiles only what is ours. A CARGO_TARGET_DIR that is set already is kept.
+share_target() {
+  [ -z "${CARGO_TARGET_DIR:-}" ] || return 0
+  local key
+  key=$(cat "$SKEG_ROOT/Cargo.lock" "$SKEG_ROOT/.cargo/config.toml" <(rustc -vV) | sha256sum | cut -c1-16)
+  export CARGO_TARGET_DIR="$SKEG_CACHE/target-$key"
+  # Folders of dependency sets that nobody has built with for a week, and one that has grown out of bounds, are made again.
+  find "$SKEG_CACHE" -maxdepth 1 -name 'target-*' ! -name "target-$key*" -mtime +7 -exec rm -rf {} +
+  if [ -d "$CARGO_TARGET_DIR" ] && [ "$(du -sm "$CARGO_TARGET_DIR" | cut -f1)" -gt "$TARGET_MIB_MAX" ]; then
+    rm -rf "$CARGO_TARGET_DIR"
+  fi
+  mkdir -p "$CARGO_TARGET_DIR"
+  touch "$CARGO_TARGET_DIR"
+}
+TARGET_MIB_MAX=16384
