@@ -1,0 +1,3 @@
+module skeg.local/boot
+
+go 1.26.0
