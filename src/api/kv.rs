@@ -5,10 +5,13 @@ use std::sync::Arc;
 use bytes::{BufMut, BytesMut};
 use futures::stream::{self, BoxStream, StreamExt};
 use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::body::Body;
 use tonic::{Request, Response, Status};
 
 use super::error::Error;
+use super::large_range::Rest;
 use super::range_encoder::{INLINE_BYTES, INLINE_KEYS, Progress, RangeEncoder};
+use super::unary::{self, Pieces};
 use super::{Context, validate};
 use crate::apply::{self, Reply, range};
 use crate::proto::etcdserverpb as pb;
@@ -28,14 +31,8 @@ pub(super) struct KvService(pub(super) Arc<Context>);
 impl Kv for KvService {
     type RangeStreamStream = BoxStream<'static, Result<Encoded, Status>>;
 
-    async fn range(&self, request: Request<pb::RangeRequest>) -> Result<Response<Encoded>, Status> {
-        let request = request.into_inner();
-        validate::range(&request)?;
-        let context = &self.0;
-        if !request.serializable {
-            context.node.read_barrier().await.map_err(Error::from)?;
-        }
-        Ok(Response::new(context.range(request).await?))
+    async fn range(&self, _: Request<pb::RangeRequest>) -> Result<Response<Encoded>, Status> {
+        Err(Status::internal("range calls are answered by answer_range"))
     }
 
     async fn range_stream(
@@ -124,6 +121,33 @@ impl Kv for KvService {
     }
 }
 
+impl KvService {
+    /// Answers a range; a large answer is sent while it is read.
+    pub(super) async fn answer_range(&self, request: pb::RangeRequest) -> http::Response<Body> {
+        match self.checked_range(request).await {
+            Ok(Ranged::Whole(encoded)) => unary::respond(Ok(encoded)),
+            Ok(Ranged::InPieces(pieces)) => unary::respond_in_pieces(pieces),
+            Err(status) => status.into_http(),
+        }
+    }
+
+    async fn checked_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
+        validate::range(&request)?;
+        if !request.serializable {
+            self.0.node.read_barrier().await.map_err(Error::from)?;
+        }
+        self.0.range(request).await
+    }
+}
+
+/// An answer to a range.
+pub(super) enum Ranged {
+    /// All of it.
+    Whole(Encoded),
+    /// A large one, in the making.
+    InPieces(Pieces),
+}
+
 /// A reply of the wrong kind is a fault of ours; it must not end the process.
 pub(super) fn unexpected(reply: &Reply) -> Status {
     Status::internal(format!("unexpected reply {:?}", std::mem::discriminant(reply)))
@@ -131,7 +155,7 @@ pub(super) fn unexpected(reply: &Reply) -> Status {
 
 impl Context {
     /// Serves a checked range from the local state.
-    async fn range(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Encoded, Status> {
+    async fn range(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Ranged, Status> {
         loop {
             let revision = self.state.store.resolve(request.revision).map_err(Error::from)?;
             let header = self.header();
@@ -148,7 +172,7 @@ impl Context {
         request: &pb::RangeRequest,
         revision: i64,
         header: &pb::ResponseHeader,
-    ) -> Result<Encoded, Error> {
+    ) -> Result<Ranged, Error> {
         let range = KeyRange::from_request(&request.key, &request.range_end);
         let store = &self.state.store;
         let plain = range::is_default_order(request)
@@ -163,7 +187,7 @@ impl Context {
                 }
                 store.check_readable(revision)?;
                 let count = i64::try_from(encoder.taken).unwrap_or(i64::MAX);
-                return Ok(Encoded(encoder.finish(false, count)));
+                return Ok(Ranged::Whole(Encoded(encoder.finish(false, count))));
             }
             let limit = usize::try_from(request.limit).unwrap_or(0);
             let progress = encoder.read(store, &range, revision, limit, INLINE_KEYS, INLINE_BYTES)?;
@@ -172,42 +196,21 @@ impl Context {
             {
                 let count = encoder.count(store, &range, revision, progress)?;
                 store.check_readable(revision)?;
-                return Ok(Encoded(encoder.finish(progress == Progress::Limited, count)));
+                return Ok(Ranged::Whole(Encoded(encoder.finish(progress == Progress::Limited, count))));
             }
-            return self.range_on_thread(encoder, progress, range, revision, limit).await;
+            let rest = Rest { context: Arc::clone(self), encoder, progress, range, revision, limit };
+            return rest.read_on_thread().await;
         }
         let quick = request.count_only && (range.as_single().is_some() || store.counts_quickly(revision));
         let (context, request, header) = (Arc::clone(self), request.clone(), *header);
-        let work = move || -> Result<Encoded, Error> {
+        let work = move || -> Result<Ranged, Error> {
             let store = &context.state.store;
             let mut response = range::execute(&range::At { store, revision }, &request)?;
             store.check_readable(revision)?;
             response.header = Some(header);
-            Ok(Encoded::new(&response))
+            Ok(Ranged::Whole(Encoded::new(&response)))
         };
         if quick { work() } else { on_thread(work).await }
-    }
-
-    /// Reads the rest of a large range on a blocking thread.
-    async fn range_on_thread(
-        self: &Arc<Self>,
-        mut encoder: RangeEncoder,
-        mut progress: Progress,
-        range: KeyRange,
-        revision: i64,
-        limit: usize,
-    ) -> Result<Encoded, Error> {
-        let context = Arc::clone(self);
-        on_thread(move || {
-            let store = &context.state.store;
-            if progress == Progress::Paused {
-                progress = encoder.read(store, &range, revision, limit, usize::MAX, usize::MAX)?;
-            }
-            let count = encoder.count(store, &range, revision, progress)?;
-            store.check_readable(revision)?;
-            Ok(Encoded(encoder.finish(progress == Progress::Limited, count)))
-        })
-        .await
     }
 
     /// Serves a transaction that only reads. It is serializable if all its ranges are, also if there are none.

@@ -9,11 +9,13 @@ mod error;
 mod header;
 mod health;
 mod kv;
+mod large_range;
 mod later;
 mod lease;
 mod maintenance;
 mod range_encoder;
 mod services;
+mod unary;
 mod validate;
 mod watch;
 

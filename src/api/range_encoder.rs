@@ -6,6 +6,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 
 use crate::proto::etcdserverpb::{RangeRequest, ResponseHeader};
 use crate::storage::StorageError;
+use crate::storage::mvcc::read::Record;
 use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::schema::{self, KeyMeta};
 
@@ -46,10 +47,30 @@ impl RangeEncoder {
         header.encode_raw(&mut self.buffer);
     }
 
-    /// Adds one key. Listings of keys come from etcd's index, which knows no lease.
+    /// What is shown of a record. Listings of keys come from etcd's index, which knows no lease.
+    fn shown<'v>(&self, meta: &KeyMeta, value: &'v [u8]) -> (KeyMeta, &'v [u8]) {
+        if self.keys_only { (KeyMeta { lease: 0, ..*meta }, b"") } else { (*meta, value) }
+    }
+
+    /// Encoded size of one key, without its field's tag and length.
+    pub(super) fn record_len(&self, record: &Record<'_>) -> usize {
+        let (meta, value) = self.shown(&record.meta, record.value);
+        schema::key_value_len(record.key, &meta, value)
+    }
+
+    /// An encoder for the same request with nothing in it.
+    pub(super) fn empty(&self) -> RangeEncoder {
+        RangeEncoder { buffer: BytesMut::new(), taken: 0, last_key: Vec::new(), keys_only: self.keys_only }
+    }
+
+    /// The part of a range that was not read yet.
+    pub(super) fn rest(&self, range: &KeyRange) -> KeyRange {
+        if self.taken == 0 { range.clone() } else { range.after(&self.last_key) }
+    }
+
+    /// Adds one key.
     pub(super) fn put_record(&mut self, key: &[u8], meta: &KeyMeta, value: &[u8]) {
-        let (meta, value) =
-            if self.keys_only { (KeyMeta { lease: 0, ..*meta }, &b""[..]) } else { (*meta, value) };
+        let (meta, value) = self.shown(meta, value);
         let length = schema::key_value_len(key, &meta, value);
         self.buffer.reserve(length + 12);
         self.buffer.put_u8(0x12);
@@ -68,7 +89,7 @@ impl RangeEncoder {
         keys: usize,
         bytes: usize,
     ) -> Result<Progress, StorageError> {
-        let rest = if self.taken == 0 { range.clone() } else { range.after(&self.last_key) };
+        let rest = self.rest(range);
         if rest.is_empty() {
             return Ok(Progress::Exhausted);
         }
@@ -101,7 +122,7 @@ impl RangeEncoder {
         if progress == Progress::Exhausted {
             return Ok(taken);
         }
-        Ok(taken + store.count(&range.after(&self.last_key), revision)?)
+        Ok(taken + store.count(&self.rest(range), revision)?)
     }
 
     /// Encoded size so far, in bytes.

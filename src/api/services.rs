@@ -19,10 +19,10 @@ use super::kv::KvService;
 use super::lease::LeaseService;
 use super::maintenance::MaintenanceService;
 use super::watch::WatchService;
-use super::{Context, later};
+use super::{Context, later, unary};
 use crate::proto::server::cluster_server::ClusterServer;
 use crate::proto::server::health_server::HealthServer;
-use crate::proto::server::kv_server::KvServer;
+use crate::proto::server::kv_server::{Kv, KvServer};
 use crate::proto::server::lease_server::LeaseServer;
 use crate::proto::server::maintenance_server::MaintenanceServer;
 use crate::proto::server::watch_server::WatchServer;
@@ -37,6 +37,7 @@ pub(super) type Answer = Pin<Box<dyn Future<Output = http::Response<Body>> + Sen
 #[derive(Clone)]
 pub struct Services {
     context: Arc<Context>,
+    receive_max: usize,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
@@ -109,6 +110,7 @@ impl Services {
             maintenance: server!(MaintenanceServer, MaintenanceService(Arc::clone(&context))),
             health: server!(HealthServer, HealthService),
             context,
+            receive_max,
         }
     }
 
@@ -127,12 +129,48 @@ impl Services {
         }
         let service = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
         match service {
-            "etcdserverpb.KV" => answer(self.kv.clone(), request),
+            "etcdserverpb.KV" => self.call_kv(request),
             "etcdserverpb.Watch" => answer(self.watch.clone(), request),
             "etcdserverpb.Lease" => answer(self.lease.clone(), request),
             "etcdserverpb.Cluster" => answer(self.cluster.clone(), request),
             "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request),
             _ => answer(self.health.clone(), request),
+        }
+    }
+
+    /// The KV service: all but the stream takes the short way.
+    fn call_kv<B>(&self, request: http::Request<B>) -> Answer
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+        B::Data: Send,
+    {
+        let kv = KvService(Arc::clone(&self.context));
+        let max = self.receive_max;
+        let (parts, body) = request.into_parts();
+        macro_rules! unary {
+            ($method:ident) => {
+                Box::pin(async move {
+                    let result = match unary::read(&parts.headers, body, max).await {
+                        Ok(message) => kv.$method(tonic::Request::new(message)).await,
+                        Err(status) => Err(status),
+                    };
+                    unary::respond(result.map(tonic::Response::into_inner))
+                })
+            };
+        }
+        match parts.uri.path() {
+            "/etcdserverpb.KV/Range" => Box::pin(async move {
+                match unary::read(&parts.headers, body, max).await {
+                    Ok(message) => kv.answer_range(message).await,
+                    Err(status) => status.into_http(),
+                }
+            }),
+            "/etcdserverpb.KV/Put" => unary!(put),
+            "/etcdserverpb.KV/Txn" => unary!(txn),
+            "/etcdserverpb.KV/DeleteRange" => unary!(delete_range),
+            "/etcdserverpb.KV/Compact" => unary!(compact),
+            _ => answer(self.kv.clone(), http::Request::from_parts(parts, body)),
         }
     }
 

@@ -148,7 +148,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn truncate_after(&mut self, last_log_id: Option<LogId>) -> Result<(), io::Error> {
         let (done, truncated) = oneshot::channel();
-        let from = last_log_id.map_or(0, |log_id| log_id.index() + 1);
+        let from = last_log_id.map_or_else(|| self.log.bounds().start, |log_id| log_id.index() + 1);
         self.log
             .truncate_from(from, move |result| {
                 let _ = done.send(result);

@@ -143,6 +143,7 @@ impl Store {
         };
         Scan {
             iterator: self.engine.iterate(Family::Kv, &from, to),
+            from,
             revision,
             key: Vec::new(),
             prefix: Vec::new(),
@@ -234,6 +235,8 @@ fn decode(stored: &[u8], modified: SubRevision) -> Result<(KeyMeta, &[u8]), Stor
 /// A walk over live keys; see [`Store::scan`].
 pub struct Scan<'s> {
     iterator: DBRawIterator<'s>,
+    /// Where it began.
+    from: Vec<u8>,
     revision: i64,
     /// The user key at the iterator.
     key: Vec<u8>,
@@ -244,6 +247,12 @@ pub struct Scan<'s> {
 }
 
 impl Scan<'_> {
+    /// Starts again from the beginning, over exactly the same records: the iterator holds on to what it first saw.
+    pub fn restart(&mut self) {
+        self.iterator.seek(&self.from);
+        self.positioned = false;
+    }
+
     /// The next live key, borrowed until the next call.
     ///
     /// # Errors
