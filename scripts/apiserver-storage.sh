@@ -16,5 +16,6 @@ export STORE_BIN=$store CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath"
 suite="$SKEG_ROOT/tests/apiserver-storage"
 cd "$suite"
 module=$(go mod download -json k8s.io/apiserver | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+go test ./cmd/suite >&2
 exec go run ./cmd/suite -expected "$suite/expected.txt" -module "$module" -launcher "$suite/testserver" \
   -boot "$SKEG_ROOT/control-plane/boot" "$@"
