@@ -57,7 +57,7 @@ impl Context {
     pub(super) async fn check_quota(&self, command: &Kind) -> Result<(), Status> {
         let Some(quota) = self.limits.quota_bytes else { return Ok(()) };
         let cost = guard::cost(command);
-        if cost == 0 || self.state.store.sizes().total_bytes + cost < quota {
+        if cost == 0 || self.state.store.size_estimate() + cost < quota {
             return Ok(());
         }
         let raise = AlarmRequest {

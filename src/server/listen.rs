@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tonic::body::Body;
 use tracing::{debug, warn};
 
+use super::acks::HoldAcks;
 use crate::api::Services;
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
 use crate::gateway::Gateway;
@@ -151,7 +152,7 @@ impl Door {
             .keep_alive_interval(self.keepalive.interval)
             .keep_alive_timeout(self.keepalive.timeout.unwrap_or(Duration::from_secs(20)));
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-        let connection = builder.serve_connection(io, self.clone()).into_owned();
+        let connection = builder.serve_connection(HoldAcks::new(io), self.clone()).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {

@@ -5,6 +5,7 @@
 //! signal -> watches ended, connections drained -> leases recorded -> consensus, log, store closed
 //! ```
 
+mod acks;
 mod listen;
 
 use std::collections::BTreeMap;

@@ -97,6 +97,11 @@ impl Batch<'_> {
         self.inner.delete_range_cf(self.engine.family(family), from, to);
     }
 
+    /// Encoded size of the batch.
+    pub fn size_bytes(&self) -> u64 {
+        self.inner.size_in_bytes() as u64
+    }
+
     /// True if nothing would be written.
     pub fn is_empty(&self) -> bool {
         self.inner.is_empty()

@@ -28,7 +28,7 @@ pub mod write;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -78,6 +78,7 @@ pub struct Store {
     heads: Mutex<Heads>,
     counts: Mutex<LiveCounts>,
     compaction_hashes: Mutex<CompactionHashes>,
+    size_estimate: AtomicU64,
 }
 
 impl Store {
@@ -91,6 +92,7 @@ impl Store {
         let revision = read_revision(&engine, MetaKey::Revision)?.unwrap_or(FIRST_REVISION);
         let compacted = read_revision(&engine, MetaKey::Compacted)?.unwrap_or(NEVER_COMPACTED);
         droppable.store(compacted, Ordering::Release);
+        let size = engine.sizes().total_bytes;
         Ok(Store {
             engine,
             revision: AtomicI64::new(revision),
@@ -99,6 +101,7 @@ impl Store {
             heads: Mutex::new(Heads::new(options.heads_bytes)),
             counts: Mutex::new(LiveCounts::unbuilt()),
             compaction_hashes: Mutex::default(),
+            size_estimate: AtomicU64::new(size),
         })
     }
 
@@ -117,9 +120,16 @@ impl Store {
         &self.engine
     }
 
-    /// Current sizes.
+    /// Current sizes. Asks the engine, which takes it some microseconds: not for every request.
     pub fn sizes(&self) -> EngineSizes {
-        self.engine.sizes()
+        let sizes = self.engine.sizes();
+        self.size_estimate.store(sizes.total_bytes, Ordering::Relaxed);
+        sizes
+    }
+
+    /// The total size as last asked for, plus what was written since: for the quota of every request.
+    pub fn size_estimate(&self) -> u64 {
+        self.size_estimate.load(Ordering::Relaxed)
     }
 
     /// Turns a request's revision into the one to read at.

@@ -107,6 +107,7 @@ impl<'s> WriteRun<'s> {
         if self.batch.is_empty() {
             return Ok(self.events);
         }
+        self.store.size_estimate.fetch_add(self.batch.size_bytes(), Ordering::Relaxed);
         self.store.engine.write(self.batch)?;
         if !self.overlay.is_empty() {
             let mut heads = self.store.heads.lock();
