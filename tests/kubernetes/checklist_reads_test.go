@@ -191,16 +191,16 @@ type streamed struct {
 // other message is without keys.
 func (b *bare) stream(t *testing.T, request *pb.RangeRequest) streamed {
 	t.Helper()
-	got, err := b.tryStream(t, t.Context(), request, 0)
+	got, err := b.tryStream(t, request)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return got
 }
 
-func (b *bare) tryStream(t *testing.T, ctx context.Context, request *pb.RangeRequest, pause time.Duration) (streamed, error) {
+func (b *bare) tryStream(t *testing.T, request *pb.RangeRequest) (streamed, error) {
 	t.Helper()
-	stream, err := b.kv.RangeStream(ctx, request, unbounded)
+	stream, err := b.kv.RangeStream(t.Context(), request, unbounded)
 	if err != nil {
 		return streamed{}, err
 	}
@@ -226,7 +226,6 @@ func (b *bare) tryStream(t *testing.T, ctx context.Context, request *pb.RangeReq
 		}
 		whole.kvs = append(whole.kvs, part.GetKvs()...)
 		whole.chunks = append(whole.chunks, len(part.GetKvs()))
-		time.Sleep(pause)
 	}
 }
 
@@ -267,11 +266,11 @@ func checkRangeStream(t *testing.T) {
 	if len(middle.kvs) != 9 || middle.count != 9 || middle.more || middle.header.GetRevision() != after {
 		t.Errorf("from the middle at an older revision: %d keys, count %d, more %t, header %v", len(middle.kvs), middle.count, middle.more, middle.header)
 	}
-	_, err := b.tryStream(t, t.Context(), &pb.RangeRequest{Key: start, RangeEnd: end, Revision: after + 1}, 0)
+	_, err := b.tryStream(t, &pb.RangeRequest{Key: start, RangeEnd: end, Revision: after + 1})
 	if status.Code(err) != codes.OutOfRange || status.Convert(err).Message() != "etcdserver: mvcc: required revision is a future revision" {
 		t.Errorf("at a future revision: %v", err)
 	}
-	_, err = b.tryStream(t, t.Context(), &pb.RangeRequest{Key: start, RangeEnd: end, SortTarget: pb.RangeRequest_VALUE, SortOrder: pb.RangeRequest_DESCEND}, 0)
+	_, err = b.tryStream(t, &pb.RangeRequest{Key: start, RangeEnd: end, SortTarget: pb.RangeRequest_VALUE, SortOrder: pb.RangeRequest_DESCEND})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("sorted by value: %v", err)
 	}
@@ -328,7 +327,7 @@ func checkRangeStreamCompacted(t *testing.T) {
 			t.Fatalf("object %d is %s with %q", at, kv.Key, kv.Value[0])
 		}
 	}
-	_, err = b.tryStream(t, t.Context(), &pb.RangeRequest{Key: start, RangeEnd: end, Revision: old}, 0)
+	_, err = b.tryStream(t, &pb.RangeRequest{Key: start, RangeEnd: end, Revision: old})
 	if status.Code(err) != codes.OutOfRange || status.Convert(err).Message() != "etcdserver: mvcc: required revision has been compacted" {
 		t.Errorf("a new stream at the old revision: %v", err)
 	}
@@ -340,13 +339,34 @@ func checkRangeStreamSlowReader(t *testing.T) {
 	b := newBare(t)
 	start, end := prefix("/registry/pods/")
 	b.fill(t, 3_000, func(i int) string { return fmt.Sprintf("/registry/pods/%05d", i) }, strings.Repeat("a", 10_000))
+	stream, err := b.kv.RangeStream(t.Context(), &pb.RangeRequest{Key: start, RangeEnd: end}, unbounded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv() // from here on the stream is a snapshot of before the writes
+	if err != nil {
+		t.Fatal(err)
+	}
 	ended := make(chan error, 1)
 	go func() {
-		slow, err := b.tryStream(t, t.Context(), &pb.RangeRequest{Key: start, RangeEnd: end}, 100*time.Millisecond)
-		if err == nil && (len(slow.kvs) != 3_000 || slices.ContainsFunc(slow.kvs, func(kv *mvccpb.KeyValue) bool { return kv.Value[0] != 'a' })) {
-			err = fmt.Errorf("it read %d objects, or some of a later time", len(slow.kvs))
+		kvs := first.GetRangeResponse().GetKvs()
+		for {
+			time.Sleep(100 * time.Millisecond)
+			message, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+			kvs = append(kvs, message.GetRangeResponse().GetKvs()...)
 		}
-		ended <- err
+		if later := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return kv.Value[0] != 'a' }); len(kvs) != 3_000 || later >= 0 {
+			ended <- fmt.Errorf("it read %d objects; the one at %d is of a later time", len(kvs), later)
+			return
+		}
+		ended <- nil
 	}()
 	for i := range 20 {
 		begun := time.Now()
