@@ -68,7 +68,7 @@ func checkTransactions(t *testing.T) {
 func checkLeaseDetach(t *testing.T) {
 	t.Parallel()
 	b := newBare(t)
-	granted, err := b.Grant(t.Context(), 2)
+	granted, err := b.Grant(t.Context(), 4)
 	if err != nil || granted.ID <= 0 {
 		t.Fatalf("granting: %+v, %v", granted, err)
 	}
@@ -215,8 +215,13 @@ func checkPrevKV(t *testing.T) {
 func checkPrevKVOfExpiry(t *testing.T) {
 	t.Parallel()
 	b := newBare(t)
+	start, end := prefix("/registry/events/")
+	watch := b.openWatch(t)
+	watch.create(t, &pb.WatchCreateRequest{Key: start, RangeEnd: end, PrevKv: true,
+		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
+	watch.next(t)
 	begun := time.Now()
-	granted, err := b.Grant(t.Context(), 2)
+	granted, err := b.Grant(t.Context(), 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,14 +231,10 @@ func checkPrevKVOfExpiry(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	start, end := prefix("/registry/events/")
-	watch := b.openWatch(t)
-	watch.create(t, &pb.WatchCreateRequest{Key: start, RangeEnd: end, PrevKv: true})
-	watch.next(t)
 	// All keys of a lease go in one revision, hence in one response.
 	response := watch.next(t)
-	if lived := time.Since(begun); lived < 2*time.Second {
-		t.Errorf("a lease of 2 s ended after %s", lived)
+	if lived := time.Since(begun); lived < 3*time.Second {
+		t.Errorf("a lease of 3 s ended after %s", lived)
 	}
 	gone := []string{}
 	for _, event := range response.Events {
