@@ -1,7 +1,9 @@
 //! Physical compaction: giving back the space of versions that nobody can read.
 //!
 //! A compaction is in force as soon as its entry is applied. Its second half runs on a blocking thread: take the hash
-//! over what it makes unreachable, then let the compaction filter drop that.
+//! over what it makes unreachable, put the compaction on disk, then let the compaction filter drop that. In this order,
+//! for a crash takes the store back to its last flush: if files had lost versions before the compaction was in them, the
+//! log would replay it over their remains, and its hash would be another.
 
 use std::sync::atomic::Ordering;
 
@@ -28,9 +30,10 @@ impl Store {
         Ok(())
     }
 
-    /// Does the second half of a compaction from `previous` to `compacted`; scans all keys.
+    /// Does the second half of a compaction from `previous` to `compacted`; scans all keys and flushes.
     pub fn finish_compaction(&self, previous: i64, compacted: i64) -> Result<(), StorageError> {
         self.keep_compaction_hash(previous, compacted)?;
+        self.engine.flush()?;
         self.droppable.store(compacted, Ordering::Release);
         Ok(())
     }

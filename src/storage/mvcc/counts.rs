@@ -84,20 +84,26 @@ impl LiveCounts {
         fences.partition_point(|fence| *fence.start <= *key).saturating_sub(1)
     }
 
-    /// Counts one create or delete; returns the bucket if it should be split.
-    fn apply(fences: &mut Vec<Fence>, key: &[u8], alive: bool) -> Option<KeyRange> {
+    /// Counts one create or delete; true if its bucket should be split.
+    fn apply(fences: &mut Vec<Fence>, key: &[u8], alive: bool) -> bool {
         let at = Self::bucket(fences, key);
         let bucket = &mut fences[at];
         if alive {
             bucket.live += 1;
-            return (bucket.live >= SPLIT_AT && bucket.live.is_power_of_two())
-                .then(|| Self::bucket_range(fences, at));
+            return bucket.live >= SPLIT_AT && bucket.live.is_power_of_two();
         }
         bucket.live = bucket.live.saturating_sub(1);
         if bucket.live == 0 && at > 0 {
             fences.remove(at);
         }
-        None
+        false
+    }
+
+    /// The bucket of `key`, if it is full.
+    fn full_bucket(&self, key: &[u8]) -> Option<KeyRange> {
+        let fences = self.fences.as_ref()?;
+        let at = Self::bucket(fences, key);
+        (fences[at].live >= SPLIT_AT).then(|| Self::bucket_range(fences, at))
     }
 
     fn bucket_range(fences: &[Fence], at: usize) -> KeyRange {
@@ -227,12 +233,16 @@ impl Store {
         let mut full = Vec::new();
         if let Some(fences) = &mut counts.fences {
             for (_, key, alive) in &births {
-                full.extend(LiveCounts::apply(fences, key, *alive));
+                if LiveCounts::apply(fences, key, *alive) {
+                    full.push(key.clone());
+                }
             }
         }
         counts.remember(births);
         counts.revision = revision;
-        for bucket in full {
+        for key in full {
+            // Only now: later changes of the run may have emptied the bucket or moved its ends.
+            let Some(bucket) = counts.full_bucket(&key) else { continue };
             let Some(middle) = self.middle_key(&bucket, revision)? else { continue };
             if let Some(fences) = &mut counts.fences {
                 split(fences, &middle);

@@ -34,11 +34,15 @@ pub(super) struct CompactionHashes {
     kept: VecDeque<RevisionHash>,
 }
 
-/// The CRC of one record, to be put in order.
+/// The CRC of one record, to be put in order, and what decides if it counts.
 struct Part {
     revision: SubRevision,
     crc: u32,
     len: u32,
+    /// The newest version of its key at the revision hashed, and a put: in etcd's keep set.
+    kept: bool,
+    /// What a finished compaction leaves of its key: the newest version at or below the compact revision, if a put.
+    survives: bool,
 }
 
 impl Store {
@@ -48,8 +52,7 @@ impl Store {
     /// [`MvccError::FutureRevision`], and [`MvccError::Compacted`] below the compact revision (equal is allowed).
     pub fn hash_kv(&self, requested: i64) -> Result<(RevisionHash, i64), MvccError> {
         loop {
-            let current = self.revision();
-            let compacted = self.compacted();
+            let (current, compacted) = self.consistent_revisions();
             if requested > 0 {
                 if let Some(kept) = self.kept_compaction_hash(requested) {
                     return Ok((kept, current));
@@ -62,7 +65,7 @@ impl Store {
                 }
             }
             let revision = if requested <= 0 { current } else { requested };
-            let hash = self.hash_records(compacted, revision)?;
+            let hash = self.hash_records(compacted, revision, KeepTombstones::Never)?;
             if self.compacted() == compacted {
                 return Ok((RevisionHash { hash, compact_revision: compacted, revision }, current));
             }
@@ -89,7 +92,7 @@ impl Store {
 
     /// Computes and keeps the hash of a compaction; runs before anything that it makes unreachable is dropped.
     pub(super) fn keep_compaction_hash(&self, previous: i64, compacted: i64) -> Result<(), StorageError> {
-        let hash = self.hash_records(previous, compacted)?;
+        let hash = self.hash_records(previous, compacted, KeepTombstones::AtRevision)?;
         let mut hashes = self.compaction_hashes.lock();
         hashes.kept.push_back(RevisionHash { hash, compact_revision: previous, revision: compacted });
         if hashes.kept.len() > KEPT_COMPACTION_HASHES {
@@ -102,17 +105,29 @@ impl Store {
         self.compaction_hashes.lock().kept.iter().find(|kept| kept.revision == revision).copied()
     }
 
-    fn hash_records(&self, compacted: i64, revision: i64) -> Result<u32, StorageError> {
+    /// Hashes the records up to `revision` that count after a compaction at `compacted`.
+    ///
+    /// Of what that compaction covers, the keep set counts; without a keep set, what the compaction leaves. Either way
+    /// it does not matter how much of the rest is still stored.
+    fn hash_records(&self, compacted: i64, revision: i64, keep: KeepTombstones) -> Result<u32, StorageError> {
         let mut parts = Vec::new();
-        let mut versions = Versions::new(self, compacted, revision);
+        let mut versions = Versions::new(self, compacted, revision, keep);
         versions.collect(&mut parts)?;
-        let skip_compacted = versions.any_kept;
-        parts
-            .retain(|(part, kept): &(Part, bool)| !skip_compacted || part.revision.main > compacted || *kept);
-        parts.sort_unstable_by_key(|(part, _)| part.revision);
+        let has_keep_set = versions.any_kept;
+        parts.retain(|part: &Part| {
+            part.revision.main > compacted || if has_keep_set { part.kept } else { part.survives }
+        });
+        parts.sort_unstable_by_key(|part| part.revision);
         let seed = crc32c::crc32c(b"key");
-        Ok(parts.iter().fold(seed, |crc, (part, _)| crc32c::crc32c_combine(crc, part.crc, part.len as usize)))
+        Ok(parts.iter().fold(seed, |crc, part| crc32c::crc32c_combine(crc, part.crc, part.len as usize)))
     }
+}
+
+/// If a tombstone at the very revision hashed makes a keep set. It does for the hash that a compaction takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum KeepTombstones {
+    Never,
+    AtRevision,
 }
 
 /// One scan over all versions.
@@ -120,28 +135,31 @@ struct Versions<'s> {
     iterator: DBRawIterator<'s>,
     compacted: i64,
     revision: i64,
+    keep: KeepTombstones,
     any_kept: bool,
     buffer: Vec<u8>,
 }
 
 impl<'s> Versions<'s> {
-    fn new(store: &'s Store, compacted: i64, revision: i64) -> Versions<'s> {
+    fn new(store: &'s Store, compacted: i64, revision: i64, keep: KeepTombstones) -> Versions<'s> {
         let iterator = store.engine.iterate(Family::Kv, b"", None);
-        Versions { iterator, compacted, revision, any_kept: false, buffer: Vec::new() }
+        Versions { iterator, compacted, revision, keep, any_kept: false, buffer: Vec::new() }
     }
 
-    /// Collects the parts at or below the revision, each with whether it is the newest put of its key there.
-    fn collect(&mut self, parts: &mut Vec<(Part, bool)>) -> Result<(), StorageError> {
+    /// Collects the parts at or below the revision.
+    fn collect(&mut self, parts: &mut Vec<Part>) -> Result<(), StorageError> {
         let damaged = || StorageError::Damaged { what: "key" };
         let mut prefix: Vec<u8> = Vec::new();
         let mut key = Vec::new();
         let mut newest_seen = false;
+        let mut newest_compacted_seen = false;
         while let Some((encoded, stored)) = self.iterator.item() {
             let this = &encoded[..schema::kv_prefix_len(encoded)];
             if this != prefix {
                 prefix.clear();
                 prefix.extend_from_slice(this);
                 newest_seen = false;
+                newest_compacted_seen = false;
                 if !schema::kv_user_key(encoded, &mut key) {
                     return Err(damaged());
                 }
@@ -149,13 +167,17 @@ impl<'s> Versions<'s> {
             let revision = schema::kv_revision(encoded).ok_or_else(damaged)?;
             if revision.main <= self.revision {
                 let tombstone = schema::is_tombstone(stored);
-                let kept = !newest_seen && !tombstone;
-                newest_seen = true;
-                self.any_kept |= kept;
+                let newest = !std::mem::replace(&mut newest_seen, true);
+                let kept = newest && !tombstone;
+                self.any_kept |= kept
+                    || newest && self.keep == KeepTombstones::AtRevision && revision.main == self.revision;
+                let covered = revision.main <= self.compacted;
+                let survives = covered && !std::mem::replace(&mut newest_compacted_seen, true) && !tombstone;
                 if !(tombstone && revision.main == self.compacted) {
                     encode_record(&mut self.buffer, &key, revision, stored)?;
                     let len = u32::try_from(self.buffer.len()).map_err(|_| damaged())?;
-                    parts.push((Part { revision, crc: crc32c::crc32c(&self.buffer), len }, kept));
+                    let crc = crc32c::crc32c(&self.buffer);
+                    parts.push(Part { revision, crc, len, kept, survives });
                 }
             }
             self.iterator.next();

@@ -137,13 +137,22 @@ impl Store {
     /// # Errors
     /// [`MvccError::FutureRevision`] above the current revision, [`MvccError::Compacted`] below the compact one.
     pub fn resolve(&self, requested: i64) -> Result<i64, MvccError> {
-        let current = self.revision();
+        let (current, compacted) = self.consistent_revisions();
         if requested > current {
             return Err(MvccError::FutureRevision);
         }
         let revision = if requested <= 0 { current } else { requested };
-        self.check_readable(revision)?;
-        Ok(revision)
+        if revision < compacted { Err(MvccError::Compacted) } else { Ok(revision) }
+    }
+
+    /// The current and the compact revision, the latter not above the former even if a commit moves both meanwhile.
+    fn consistent_revisions(&self) -> (i64, i64) {
+        loop {
+            let (current, compacted) = (self.revision(), self.compacted());
+            if compacted <= current {
+                return (current, compacted);
+            }
+        }
     }
 
     /// Checks that a revision can still be read; to be repeated after a read that took time.

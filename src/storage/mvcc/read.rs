@@ -75,6 +75,17 @@ impl Event {
     }
 }
 
+/// What a reader of history wants with a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// The change, with its version.
+    Read,
+    /// The next change.
+    Skip,
+    /// No more changes, this one included.
+    Stop,
+}
+
 impl Store {
     /// The newest version of a key, from the metadata cache or the engine; `None` if the key does not exist.
     pub fn head(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
@@ -151,14 +162,16 @@ impl Store {
         }
     }
 
-    /// Calls `visit` for every change with revision in `[from, to]`, in order, until it returns false.
+    /// Calls `visit` for every wanted change with revision in `[from, to]`, in order.
     ///
-    /// A change whose version compaction has already dropped is left out.
+    /// `wants` is asked for every change, in order, with its revision, key and whether it is a delete; only for the wanted
+    /// ones is the version read. A change whose version compaction has already dropped is left out.
     pub fn history(
         &self,
         from: i64,
         to: i64,
-        mut visit: impl FnMut(Event) -> bool,
+        mut wants: impl FnMut(SubRevision, &[u8], bool) -> Wish,
+        mut visit: impl FnMut(Event),
     ) -> Result<(), StorageError> {
         let first = schema::rev_key(SubRevision { main: from, sub: 0 });
         let end = schema::rev_key(SubRevision { main: to.saturating_add(1), sub: 0 });
@@ -167,11 +180,14 @@ impl Store {
             let damaged = StorageError::Damaged { what: "revision index" };
             let Some(revision) = schema::decode_rev_key(key) else { return Err(damaged) };
             let Some((tombstone, user_key)) = schema::decode_rev_value(value) else { return Err(damaged) };
-            if let Some(change) = self.change_at(user_key, revision, tombstone)? {
-                let key = Bytes::copy_from_slice(user_key);
-                let event = Event { revision, key, change, previous: None };
-                if !visit(event) {
-                    return Ok(());
+            match wants(revision, user_key, tombstone) {
+                Wish::Stop => return Ok(()),
+                Wish::Skip => {}
+                Wish::Read => {
+                    if let Some(change) = self.change_at(user_key, revision, tombstone)? {
+                        let key = Bytes::copy_from_slice(user_key);
+                        visit(Event { revision, key, change, previous: None });
+                    }
                 }
             }
             iterator.next();
@@ -187,6 +203,12 @@ impl Store {
         if event.is_create() || before < self.compacted() {
             return Ok(None);
         }
+        let found = self.version_replaced(event, before)?;
+        // Compacted meanwhile: what was found may be older than what was there.
+        Ok(found.filter(|_| before >= self.compacted()))
+    }
+
+    fn version_replaced(&self, event: &Event, before: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
         if let Some(previous) = event.previous.filter(|previous| previous.main <= before)
             && let Some(stored) = self.stored_version(&event.key, previous)?
             && !schema::is_tombstone(&stored)

@@ -116,10 +116,11 @@ impl<'s> WriteRun<'s> {
             }
         }
         self.store.record_births(self.births, self.revision)?;
+        self.store.revision.store(self.revision, Ordering::Release);
+        // After the revision: who sees the compaction also sees a revision that it leaves readable.
         if let Some(compacted) = self.compacted {
             self.store.compacted.store(compacted, Ordering::Release);
         }
-        self.store.revision.store(self.revision, Ordering::Release);
         Ok(self.events)
     }
 
