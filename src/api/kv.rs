@@ -220,10 +220,17 @@ impl Context {
         }
         let (context, request) = (Arc::clone(self), request.clone());
         let work = move || -> Result<pb::TxnResponse, Error> {
-            let revision = context.state.store.revision();
-            let mut response = apply::read_txn(&context.state.store, revision, &request)??;
-            response.header = Some(context.header_at(revision));
-            Ok(response)
+            loop {
+                let revision = context.state.store.revision();
+                let answer = apply::read_txn(&context.state.store, revision, &request)?;
+                // A compaction past what is the latest here may have taken versions from under the read: read anew.
+                if context.state.store.check_readable(revision).is_err() {
+                    continue;
+                }
+                let mut response = answer?;
+                response.header = Some(context.header_at(revision));
+                return Ok(response);
+            }
         };
         Ok(on_thread(work).await?)
     }

@@ -110,6 +110,10 @@ pub fn read_txn(
         }
         let at = if range.revision > 0 { range.revision } else { revision };
         let mut response = range::execute(&range::At { store, revision: at }, range)?;
+        if range.revision != 0 && range.revision < store.compacted() {
+            // Compacted during the read, which may have missed something.
+            return Ok(Err(Refusal::Compacted));
+        }
         response.header = Some(pb::ResponseHeader { revision, ..Default::default() });
         responses.push(pb::ResponseOp { response: Some(Response::ResponseRange(response)) });
     }
