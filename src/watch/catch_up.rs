@@ -1,5 +1,6 @@
 //! Replaying history to watchers that are not level, many at once, never in the way of apply.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::group::View;
@@ -7,20 +8,32 @@ use super::hub::{Encoder, Hub};
 use super::queue::Message;
 use crate::storage::StorageError;
 use crate::storage::mvcc::MvccError;
-use crate::storage::mvcc::read::Event;
+use crate::storage::mvcc::read::{Change, Event, Wish};
+use crate::storage::schema::SubRevision;
 
 /// Watchers served by one walk over history. etcd: `maxWatchersPerSync`.
 const WATCHERS_PER_WALK: usize = 512;
+/// Watchers share a walk if their next revisions are no further apart: nobody waits for another's long way.
+const REVISIONS_SHARED: i64 = 1000;
 /// Distinct revisions in one walk. etcd: `watchBatchMaxRevs`.
 const REVISIONS_PER_WALK: usize = 1000;
 /// Bytes of events held by one walk.
 const BYTES_PER_WALK: usize = 8 << 20;
+/// Changes looked at by one walk, wanted or not: a few tens of milliseconds.
+const CHANGES_PER_WALK: usize = 100_000;
 
 /// One watcher of a walk.
-struct Candidate {
+pub(super) struct Candidate {
     slot: usize,
     view: View,
     next_revision: i64,
+}
+
+impl Candidate {
+    fn wants(&self, revision: i64, key: &[u8], delete: bool) -> bool {
+        let unwanted = if delete { self.view.filters.no_delete } else { self.view.filters.no_put };
+        !unwanted && revision >= self.next_revision && self.view.range.contains(key)
+    }
 }
 
 /// What a walk found.
@@ -36,24 +49,28 @@ struct Walk {
 /// The storage's: the member must stop then.
 pub async fn catch_up(hub: Arc<Hub>) -> Result<(), StorageError> {
     loop {
-        let candidates = hub.candidates();
-        if candidates.is_empty() {
+        let walks = hub.walks();
+        if walks.is_empty() {
             hub.work.notified().await;
             continue;
         }
-        let worker = Arc::clone(&hub);
-        let served = tokio::task::spawn_blocking(move || worker.serve(&candidates)).await;
-        match served {
-            Ok(result) => result?,
-            Err(error) if error.is_cancelled() => return Ok(()),
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        for candidates in walks {
+            let worker = Arc::clone(&hub);
+            let served = tokio::task::spawn_blocking(move || worker.serve(&candidates)).await;
+            match served {
+                Ok(result) => result?,
+                Err(error) if error.is_cancelled() => return Ok(()),
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            }
         }
     }
 }
 
 impl Hub {
-    /// Watchers that are behind and have room, at most one walk's worth; those whose history is gone are ended.
-    fn candidates(&self) -> Vec<Candidate> {
+    /// One round: every watcher that is behind and has room, in walks of those that are near each other.
+    ///
+    /// Watchers whose history is gone are ended.
+    pub(super) fn walks(&self) -> Vec<Vec<Candidate>> {
         let compacted = self.store.compacted();
         let mut inner = self.inner.lock();
         let gone: Vec<usize> = inner
@@ -65,23 +82,34 @@ impl Hub {
         for slot in gone {
             inner.compacted(slot, compacted);
         }
-        inner
+        let mut ready: Vec<Candidate> = inner
             .behind
             .iter()
             .filter_map(|slot| {
-                let watcher = inner.watchers.get(slot)?;
-                watcher.queue.has_room().then(|| Candidate {
-                    slot: *slot,
-                    view: watcher.view.clone(),
-                    next_revision: watcher.next_revision,
-                })
+                let watcher = inner.watchers.get(slot).filter(|watcher| watcher.has_room())?;
+                let (view, next_revision) = (watcher.view.clone(), watcher.next_revision);
+                Some(Candidate { slot: *slot, view, next_revision })
             })
-            .take(WATCHERS_PER_WALK)
-            .collect()
+            .collect();
+        drop(inner);
+        ready.sort_unstable_by_key(|candidate| candidate.next_revision);
+        let mut walks: Vec<Vec<Candidate>> = Vec::new();
+        for candidate in ready {
+            match walks.last_mut() {
+                Some(walk)
+                    if walk.len() < WATCHERS_PER_WALK
+                        && candidate.next_revision - walk[0].next_revision <= REVISIONS_SHARED =>
+                {
+                    walk.push(candidate);
+                }
+                _ => walks.push(vec![candidate]),
+            }
+        }
+        walks
     }
 
     /// One walk over history for some watchers.
-    fn serve(&self, candidates: &[Candidate]) -> Result<(), StorageError> {
+    pub(super) fn serve(&self, candidates: &[Candidate]) -> Result<(), StorageError> {
         let from = candidates.iter().map(|candidate| candidate.next_revision).min().unwrap_or(0);
         let until = self.inner.lock().revision;
         let walk = self.walk(candidates, from, until)?;
@@ -98,8 +126,7 @@ impl Hub {
                 .iter()
                 .enumerate()
                 .filter(|(_, event)| {
-                    event.revision.main >= candidate.next_revision
-                        && candidate.view.range.contains(&event.key)
+                    candidate.wants(event.revision.main, &event.key, event.change == Change::Delete)
                 })
                 .map(|(at, _)| at)
                 .collect();
@@ -110,7 +137,9 @@ impl Hub {
             let Some(watcher) = inner.watchers.get_mut(&candidate.slot) else { continue };
             if !events.is_empty() {
                 watcher.mark_active();
-                if !watcher.queue.try_push(watcher.outgoing(revision, Message::Events(events))) {
+                let taken = watcher.queue.try_push(watcher.outgoing(revision, Message::Events(events)));
+                watcher.waits_for_drain = !taken;
+                if !taken {
                     continue;
                 }
             }
@@ -124,29 +153,33 @@ impl Hub {
 
     fn walk(&self, candidates: &[Candidate], from: i64, until: i64) -> Result<Walk, StorageError> {
         let mut events: Vec<Event> = Vec::new();
-        let mut bytes = 0;
-        let mut revisions = 0;
-        let mut last = 0;
+        let bytes = Cell::new(0);
+        let (mut changes, mut revisions) = (0, 0);
+        let (mut last, mut last_wanted) = (0, 0);
         let mut reached = until;
-        self.store.history(from, until, |event| {
-            if event.revision.main != last {
-                if revisions >= REVISIONS_PER_WALK || bytes >= BYTES_PER_WALK {
+        let wants = |revision: SubRevision, key: &[u8], delete: bool| {
+            // A walk ends only between revisions: they are never torn.
+            if revision.main != last {
+                let full = revisions >= REVISIONS_PER_WALK || changes >= CHANGES_PER_WALK;
+                if full || bytes.get() >= BYTES_PER_WALK {
                     reached = last;
-                    return false;
+                    return Wish::Stop;
                 }
-                last = event.revision.main;
+                last = revision.main;
             }
-            let wanted = candidates.iter().any(|candidate| {
-                event.revision.main >= candidate.next_revision && candidate.view.range.contains(&event.key)
-            });
-            if wanted {
-                bytes += event.size_bytes();
-                if events.last().is_none_or(|previous| previous.revision.main != event.revision.main) {
-                    revisions += 1;
-                }
-                events.push(event);
+            changes += 1;
+            if !candidates.iter().any(|candidate| candidate.wants(revision.main, key, delete)) {
+                return Wish::Skip;
             }
-            true
+            if last_wanted != revision.main {
+                last_wanted = revision.main;
+                revisions += 1;
+            }
+            Wish::Read
+        };
+        self.store.history(from, until, wants, |event| {
+            bytes.set(bytes.get() + event.size_bytes());
+            events.push(event);
         })?;
         Ok(Walk { events, reached })
     }

@@ -61,6 +61,8 @@ pub(super) struct Watcher {
     /// The first revision not yet queued for the watcher.
     pub(super) next_revision: i64,
     pub(super) synced: bool,
+    /// Its last batch found no room; the next one is made only when its queue is empty and must take it.
+    pub(super) waits_for_drain: bool,
     progress_notify: bool,
     fragment: bool,
     /// True if it got events since the last progress tick.
@@ -70,6 +72,11 @@ pub(super) struct Watcher {
 impl Watcher {
     pub(super) fn outgoing(&self, revision: i64, message: Message) -> Outgoing {
         Outgoing { watch_id: self.watch_id, revision, fragment: self.fragment, message }
+    }
+
+    /// True if a batch made for the watcher will not be in vain.
+    pub(super) fn has_room(&self) -> bool {
+        if self.waits_for_drain { self.queue.is_drained() } else { self.queue.has_room() }
     }
 
     pub(super) fn mark_active(&mut self) {
@@ -170,14 +177,16 @@ impl Hub {
     pub fn reset(&self, revision: i64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        inner.revision = revision;
         for (slot, watcher) in &mut inner.watchers {
             if watcher.synced {
+                // It was level with the old revision, however long ago its last event was.
+                watcher.next_revision = watcher.next_revision.max(inner.revision + 1);
                 watcher.synced = false;
                 inner.groups.leave(&watcher.view, *slot);
                 inner.behind.insert(*slot);
             }
         }
+        inner.revision = revision;
         self.work.notify_one();
     }
 
@@ -297,6 +306,7 @@ impl WatchStream {
             view,
             next_revision,
             synced: false,
+            waits_for_drain: false,
             progress_notify: request.progress_notify,
             fragment: request.fragment,
             active: false,

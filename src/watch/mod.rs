@@ -24,3 +24,6 @@ pub use catch_up::catch_up;
 pub use group::Filters;
 pub use hub::{CreateError, Hub, HubOptions, NewWatch, WatchStream};
 pub use queue::{EncodedEvent, Message, Outgoing};
+
+#[cfg(test)]
+mod tests;

@@ -115,6 +115,12 @@ impl Queue {
                     && self.total.load(Ordering::Relaxed) < self.total_max))
     }
 
+    /// True if nothing waits: the next batch is taken, whatever its size.
+    pub(super) fn is_drained(&self) -> bool {
+        let waiting = self.waiting.lock();
+        !waiting.closed && waiting.messages.is_empty()
+    }
+
     fn add(&self, waiting: &mut Waiting, message: Outgoing, size: usize) {
         if waiting.closed {
             return;
