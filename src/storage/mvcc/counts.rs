@@ -90,7 +90,7 @@ impl LiveCounts {
         let bucket = &mut fences[at];
         if alive {
             bucket.live += 1;
-            return bucket.live >= SPLIT_AT && bucket.live.is_power_of_two();
+            return bucket.live >= SPLIT_AT;
         }
         bucket.live = bucket.live.saturating_sub(1);
         if bucket.live == 0 && at > 0 {
@@ -243,34 +243,51 @@ impl Store {
         for key in full {
             // Only now: later changes of the run may have emptied the bucket or moved its ends.
             let Some(bucket) = counts.full_bucket(&key) else { continue };
-            let Some(middle) = self.middle_key(&bucket, revision)? else { continue };
+            let cuts = self.cuts(&bucket, revision)?;
             if let Some(fences) = &mut counts.fences {
-                split(fences, &middle);
+                split(fences, &bucket.start, cuts);
             }
         }
         Ok(())
     }
 
-    /// The key that halves a full bucket.
-    fn middle_key(&self, bucket: &KeyRange, revision: i64) -> Result<Option<Bytes>, StorageError> {
+    /// The keys that cut a full bucket into pieces of half of [`SPLIT_AT`]. A run may have filled it many times over.
+    fn cuts(&self, bucket: &KeyRange, revision: i64) -> Result<Vec<Box<[u8]>>, StorageError> {
+        let mut cuts = Vec::new();
         let mut scan = self.scan(bucket, revision);
-        for _ in 0..SPLIT_AT / 2 {
-            if scan.next()?.is_none() {
-                return Ok(None);
+        let mut in_piece = 0;
+        while let Some(record) = scan.next()? {
+            if in_piece == SPLIT_AT / 2 {
+                cuts.push(record.key.into());
+                in_piece = 0;
             }
+            in_piece += 1;
         }
-        Ok(scan.next()?.map(|record| Bytes::copy_from_slice(record.key)))
+        Ok(cuts)
+    }
+
+    /// Live keys in the fullest bucket.
+    #[cfg(test)]
+    pub(super) fn fullest_bucket(&self) -> u32 {
+        let counts = self.counts.lock();
+        let fences = counts.fences.as_deref().unwrap_or_default();
+        fences.iter().map(|fence| fence.live).max().unwrap_or(0)
     }
 }
 
-/// Cuts the bucket of `middle` so that its lower part keeps half of [`SPLIT_AT`].
-fn split(fences: &mut Vec<Fence>, middle: &[u8]) {
-    let at = LiveCounts::bucket(fences, middle);
-    let half = SPLIT_AT / 2;
-    if fences[at].live > half && *fences[at].start != *middle {
-        let upper = fences[at].live - half;
-        fences[at].live = half;
-        fences.insert(at + 1, Fence { start: middle.into(), live: upper });
+/// Cuts the bucket that starts at `start`: each piece but the last has half of [`SPLIT_AT`] keys.
+fn split(fences: &mut Vec<Fence>, start: &[u8], cuts: Vec<Box<[u8]>>) {
+    let at = LiveCounts::bucket(fences, start);
+    let mut rest = fences[at].live;
+    let mut pieces = Vec::with_capacity(cuts.len());
+    for cut in cuts {
+        rest = rest.saturating_sub(SPLIT_AT / 2);
+        pieces.push(Fence { start: cut, live: SPLIT_AT / 2 });
+    }
+    if let Some(last) = pieces.last_mut() {
+        last.live = rest;
+        fences[at].live = SPLIT_AT / 2;
+        fences.splice(at + 1..at + 1, pieces);
     }
 }
 

@@ -133,3 +133,16 @@ fn the_index_is_built_beside_writes() {
     assert!(store.counts_quickly(store.revision()));
     check(&store, &live, store.revision(), &mut fastrand::Rng::with_seed(8));
 }
+
+#[test]
+fn a_bucket_filled_many_times_over_by_one_run_is_cut_to_size() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(dir.path());
+    store.build_counts().expect("the index is built");
+    for run in 0..4 {
+        change(&store, &[(true, run * 3000..run * 3000 + 1700), (true, run * 3000 + 1700..(run + 1) * 3000)]);
+        assert!(store.fullest_bucket() < 512, "{} keys in a bucket", store.fullest_bucket());
+    }
+    let live: BTreeSet<u32> = (0..12_000).collect();
+    check(&store, &live, store.revision(), &mut fastrand::Rng::with_seed(1));
+}
