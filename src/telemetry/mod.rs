@@ -1,4 +1,4 @@
-//! The log: what `tracing` events become, and where they go.
+//! The log: what `tracing` events become, and where they go; and the [`metrics`].
 //!
 //! ```text
 //! info!(%leader, term, "became leader")
@@ -10,11 +10,13 @@
 //! ```
 //!
 //! The lines are those of etcd (`--log-format json`, or `console` with tabs), so that its dashboards and tests read them.
-//! Spans are not logged. Times are UTC.
+//! Spans are not logged. Times are UTC. What openraft says of its own workings at level info is noise to anyone but its
+//! authors, so it is let through from `warn` on, and in full at level debug.
 //!
 //! An event with the target [`FATAL`] is logged as `fatal`: the process is about to end. Nothing here ends it.
 
 mod format;
+pub mod metrics;
 mod output;
 
 use std::io;
@@ -34,6 +36,9 @@ use crate::config::{LogLevel, LogSettings};
 
 /// The target of events after which the process ends.
 pub const FATAL: &str = "fatal";
+
+/// Targets that begin with this say too much at level info.
+const CHATTY: &str = "openraft";
 
 /// Why the log cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +90,13 @@ where
 
 /// Says whether an event is grave enough. Above `error` only the last words of the process are.
 fn passes(least: LogLevel, metadata: &Metadata<'_>) -> bool {
-    metadata.target() == FATAL || (least <= LogLevel::Error && *metadata.level() <= level_hint(least))
+    let target = metadata.target();
+    if target == FATAL {
+        return true;
+    }
+    let chatty = target.starts_with(CHATTY) && least == LogLevel::Info;
+    let least = if chatty { LogLevel::Warn } else { least };
+    least <= LogLevel::Error && *metadata.level() <= level_hint(least)
 }
 
 fn level_hint(least: LogLevel) -> LevelFilter {
@@ -174,6 +185,17 @@ mod tests {
         let columns: Vec<_> = lines[0].split('\t').collect();
         assert_eq!(columns.len(), 5, "{}", lines[0]);
         assert_eq!((columns[1], columns[3], columns[4]), ("warn", "cannot write", r#"{"disk": "full"}"#));
+    }
+
+    #[test]
+    fn openraft_is_quiet_unless_all_is_wanted() {
+        let speak = || {
+            info!(target: "openraft::core", "i");
+            warn!(target: "openraft::core", "w");
+        };
+        assert_eq!(logged(LogLevel::Info, LogFormat::Json, speak).len(), 1);
+        assert_eq!(logged(LogLevel::Debug, LogFormat::Json, speak).len(), 2);
+        assert_eq!(logged(LogLevel::Error, LogFormat::Json, speak).len(), 0);
     }
 
     #[test]
