@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tonic::Status;
 
 use super::error::Error;
-use crate::apply::{Outcome, Reply, State, guard};
+use crate::apply::{self, Outcome, Reply, State, guard};
+use crate::clock;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
 use crate::proto::skegpb::command::Kind;
 use crate::raft::Node;
+use crate::storage::mvcc::{KeyRange, RangeEnd};
+use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
 
 /// The member's limits on requests.
@@ -22,6 +26,12 @@ pub struct Limits {
     pub max_request_bytes: usize,
     /// Database size from which writes are refused; `None` for no quota.
     pub quota_bytes: Option<u64>,
+    /// Time of a unary call above which a warning is logged.
+    pub slow_request: Duration,
+    /// Time of a local read above which a warning is logged.
+    pub slow_read: Duration,
+    /// Time that a request may take.
+    pub request_timeout: Duration,
     /// Time between progress messages to idle watchers that want them.
     pub progress_interval: Duration,
     /// Smallest time to live of a lease, in seconds.
@@ -42,13 +52,36 @@ pub struct Context {
     pub hub: Arc<Hub>,
     /// Limits on requests.
     pub limits: Limits,
+    /// Counters to add to.
+    pub metrics: Arc<Metrics>,
 }
 
 impl Context {
     /// Proposes a command and gives its reply.
     pub(super) async fn apply(&self, command: Kind) -> Result<Reply, Status> {
-        let outcome: Outcome = self.node.propose(command).await.map_err(Error::from)?;
+        let started = clock::now();
+        let operation = apply::operation(&command);
+        let proposed = self.node.propose(command).await;
+        let took = clock::now().duration_since(started);
+        let success = matches!(proposed, Ok(Ok(_)));
+        self.metrics.server.request_duration.observe(operation, success, took);
+        let outcome: Outcome = proposed.map_err(Error::from)?;
         Ok(outcome.map_err(Error::from)?)
+    }
+
+    /// Checks that keys can be read: from local state alone, or as everything acknowledged has it.
+    ///
+    /// # Errors
+    /// What a client's range would get.
+    pub async fn check_readable(&self, serializable: bool) -> Result<(), Error> {
+        if !serializable {
+            let barrier = tokio::time::timeout(self.limits.request_timeout, self.node.read_barrier());
+            barrier.await.map_err(|_| Error::TimedOut)??;
+        }
+        let everything = KeyRange { start: Bytes::new(), end: RangeEnd::Unbounded };
+        let store = &self.state.store;
+        store.scan(&everything, store.revision()).next()?;
+        Ok(())
     }
 
     /// Refuses what would grow the database past its quota, and raises the alarm.
@@ -56,8 +89,13 @@ impl Context {
     /// etcd: `server/etcdserver/api/v3rpc/quota.go`
     pub(super) async fn check_quota(&self, command: &Kind) -> Result<(), Status> {
         let Some(quota) = self.limits.quota_bytes else { return Ok(()) };
+        let store = &self.state.store;
         let cost = guard::cost(command);
-        if cost == 0 || self.state.store.size_estimate() + cost < quota {
+        if cost == 0 || store.size_estimate() + cost < quota {
+            return Ok(());
+        }
+        // An alarm stays until someone clears it, so it is raised by a size just read.
+        if store.sizes().total_bytes + cost < quota {
             return Ok(());
         }
         let raise = AlarmRequest {

@@ -10,7 +10,8 @@ use crate::storage::StorageError;
 use crate::storage::mvcc::MvccError;
 
 /// A refusal as a client sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.parts().1)]
 pub enum Error {
     /// A request without a key.
     EmptyKey,

@@ -1,12 +1,14 @@
 //! The KV service.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{BufMut, BytesMut};
 use futures::stream::{self, BoxStream, StreamExt};
 use prost::encoding::{WireType, encode_key, encode_varint};
 use tonic::body::Body;
 use tonic::{Request, Response, Status};
+use tracing::warn;
 
 use super::error::Error;
 use super::large_range::Rest;
@@ -14,11 +16,14 @@ use super::range_encoder::{INLINE_BYTES, INLINE_KEYS, Progress, RangeEncoder};
 use super::unary::{self, Pieces};
 use super::{Context, validate};
 use crate::apply::{self, Reply, range};
+use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::kv_server::Kv;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::wire::Encoded;
+use crate::storage::mvcc::activity::Tally;
 use crate::storage::mvcc::{KeyRange, MvccError};
+use crate::telemetry::metrics::Operation;
 
 /// Keys in the first message of a stream. etcd: `server/etcdserver/v3_server.go`.
 const STREAM_FIRST_KEYS: usize = 10;
@@ -90,7 +95,10 @@ impl Kv for KvService {
         if let Kind::Txn(request) = &command {
             validate::txn(request, self.0.limits.max_txn_ops)?;
             if apply::is_read_only(request) {
-                return Ok(Response::new(self.0.read_txn(request).await?));
+                let started = clock::now();
+                let served = self.0.read_txn(request).await;
+                self.0.note_read(Operation::ReadonlyTxn, started, served.is_ok());
+                return Ok(Response::new(served?));
             }
         }
         match self.0.apply(command).await? {
@@ -133,6 +141,13 @@ impl KvService {
 
     async fn checked_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
         validate::range(&request)?;
+        let started = clock::now();
+        let served = self.range(request).await;
+        self.0.note_read(Operation::Range, started, served.is_ok());
+        served
+    }
+
+    async fn range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
         if !request.serializable {
             self.0.node.read_barrier().await.map_err(Error::from)?;
         }
@@ -154,8 +169,28 @@ pub(super) fn unexpected(reply: &Reply) -> Status {
 }
 
 impl Context {
+    /// Counts a read, and warns if it took long.
+    fn note_read(&self, operation: Operation, started: Instant, success: bool) {
+        let took = clock::now().duration_since(started);
+        self.metrics.server.request_duration.observe(operation, success, took);
+        let expected = self.limits.slow_read;
+        if took > expected {
+            self.metrics.server.slow_apply.inc();
+            let request = operation.name();
+            warn!(took = ?took, "expected-duration" = ?expected, request, "apply request took too long");
+        }
+    }
+
     /// Serves a checked range from the local state.
     async fn range(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Ranged, Status> {
+        let started = clock::now();
+        self.state.store.activity().add(Tally { ranges: 1, ..Tally::default() });
+        let served = self.range_at_readable(request).await;
+        self.metrics.server.range_served(clock::now().duration_since(started), served.is_ok());
+        served
+    }
+
+    async fn range_at_readable(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Ranged, Status> {
         loop {
             let revision = self.state.store.resolve(request.revision).map_err(Error::from)?;
             let header = self.header();
@@ -273,6 +308,7 @@ fn stream_range(
     let header = context.header();
     let range = KeyRange::from_request(&request.key, &request.range_end);
     let encoder = RangeEncoder::new(&request);
+    context.state.store.activity().add(Tally { ranges: 1, ..Tally::default() });
     let streaming = Streaming {
         context,
         request,

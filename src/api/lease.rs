@@ -137,7 +137,10 @@ impl Context {
             let changes = self.node.applied_changes();
             let renewal = self.node.deadlines().lock().renew(id, clock::now());
             match renewal {
-                Renewal::Renewed(ttl) => return Ok(ttl),
+                Renewal::Renewed(ttl) => {
+                    self.metrics.lease.renewed.inc();
+                    return Ok(ttl);
+                }
                 Renewal::ClearFirst => {
                     let checkpoint = pb::LeaseCheckpoint { id, remaining_ttl: 0 };
                     let request = pb::LeaseCheckpointRequest { checkpoints: vec![checkpoint] };

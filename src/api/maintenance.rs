@@ -8,6 +8,7 @@ use tonic::{Request, Response, Status};
 use super::kv::{on_thread, unexpected};
 use super::{Context, later};
 use crate::apply::Reply;
+use crate::clock;
 use crate::process;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::maintenance_server::Maintenance;
@@ -72,13 +73,21 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::DefragmentRequest>,
     ) -> Result<Response<pb::DefragmentResponse>, Status> {
-        self.0.rewrite().await?;
+        let started = clock::now();
+        let inflight = &self.0.metrics.disk.defrag_inflight;
+        inflight.inc();
+        let rewritten = self.0.rewrite().await;
+        inflight.dec();
+        rewritten?;
+        self.0.metrics.disk.defrag.observe(clock::now().duration_since(started).as_secs_f64());
         Ok(Response::new(pb::DefragmentResponse { header: None }))
     }
 
     async fn hash(&self, _: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let store = Arc::clone(&self.0.state.store);
+        let started = clock::now();
         let hash = on_thread(move || Ok(store.hash_all()?)).await?;
+        self.0.metrics.mvcc.hash.observe(clock::now().duration_since(started).as_secs_f64());
         Ok(Response::new(pb::HashResponse { header: Some(self.0.header()), hash }))
     }
 
@@ -88,7 +97,9 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let requested = request.into_inner().revision;
         let store = Arc::clone(&self.0.state.store);
+        let started = clock::now();
         let (found, current) = on_thread(move || Ok(store.hash_kv(requested)?)).await?;
+        self.0.metrics.mvcc.hash_rev.observe(clock::now().duration_since(started).as_secs_f64());
         Ok(Response::new(pb::HashKvResponse {
             header: Some(self.0.header_at(current)),
             hash: found.hash,

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod context;
+mod counted;
 mod error;
 mod header;
 mod health;
@@ -13,6 +14,7 @@ mod large_range;
 mod later;
 mod lease;
 mod maintenance;
+mod methods;
 mod range_encoder;
 mod services;
 mod unary;
@@ -20,5 +22,6 @@ mod validate;
 mod watch;
 
 pub use context::{Context, Limits};
+pub use counted::ResponseBody;
 pub use error::Error;
-pub use services::Services;
+pub use services::{Answer, Services};

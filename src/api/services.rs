@@ -2,41 +2,49 @@
 //! words that grpc-go uses, which clients and tests of etcd know.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::{Code, Status};
 use tower_service::Service;
+use tracing::warn;
 
 use super::cluster::ClusterService;
+use super::counted::{Call, RequestBody, ResponseBody};
 use super::error::Error;
 use super::health::HealthService;
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::maintenance::MaintenanceService;
+use super::methods::{Method, Methods};
 use super::watch::WatchService;
-use super::{Context, later, unary};
+use super::{Context, unary};
 use crate::proto::server::cluster_server::ClusterServer;
 use crate::proto::server::health_server::HealthServer;
 use crate::proto::server::kv_server::{Kv, KvServer};
 use crate::proto::server::lease_server::LeaseServer;
 use crate::proto::server::maintenance_server::MaintenanceServer;
 use crate::proto::server::watch_server::WatchServer;
+use crate::telemetry::metrics::MethodKind;
 
 /// Room for the frame around the largest request. etcd: `grpcOverheadBytes`.
 const RECEIVE_OVERHEAD_BYTES: usize = 512 << 10;
 
 /// A response on its way.
-pub(super) type Answer = Pin<Box<dyn Future<Output = http::Response<Body>> + Send>>;
+pub type Answer = Pin<Box<dyn Future<Output = http::Response<ResponseBody>> + Send>>;
 
 /// The gRPC side of the client port; cheap to clone.
 #[derive(Clone)]
 pub struct Services {
     context: Arc<Context>,
+    methods: Arc<Methods>,
     receive_max: usize,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
@@ -45,50 +53,6 @@ pub struct Services {
     maintenance: MaintenanceServer<MaintenanceService>,
     health: HealthServer<HealthService>,
 }
-
-/// The methods of a service that is served.
-const SERVED: &[(&str, &[&str])] = &[
-    ("etcdserverpb.KV", &["Range", "RangeStream", "Put", "DeleteRange", "Txn", "Compact"]),
-    ("etcdserverpb.Watch", &["Watch"]),
-    (
-        "etcdserverpb.Lease",
-        &["LeaseGrant", "LeaseRevoke", "LeaseKeepAlive", "LeaseTimeToLive", "LeaseLeases"],
-    ),
-    ("etcdserverpb.Cluster", &["MemberAdd", "MemberRemove", "MemberUpdate", "MemberList", "MemberPromote"]),
-    (
-        "etcdserverpb.Maintenance",
-        &["Alarm", "Status", "Defragment", "Hash", "HashKV", "Snapshot", "MoveLeader", "Downgrade"],
-    ),
-    ("grpc.health.v1.Health", &["Check", "List", "Watch"]),
-];
-
-/// The methods of services that come later.
-const LATER: &[(&str, &[&str])] = &[
-    (
-        "etcdserverpb.Auth",
-        &[
-            "AuthEnable",
-            "AuthDisable",
-            "AuthStatus",
-            "Authenticate",
-            "UserAdd",
-            "UserGet",
-            "UserList",
-            "UserDelete",
-            "UserChangePassword",
-            "UserGrantRole",
-            "UserRevokeRole",
-            "RoleAdd",
-            "RoleGet",
-            "RoleList",
-            "RoleDelete",
-            "RoleGrantPermission",
-            "RoleRevokePermission",
-        ],
-    ),
-    ("v3lockpb.Lock", &["Lock", "Unlock"]),
-    ("v3electionpb.Election", &["Campaign", "Proclaim", "Leader", "Observe", "Resign"]),
-];
 
 impl Services {
     /// Makes the services.
@@ -109,41 +73,47 @@ impl Services {
             cluster: server!(ClusterServer, ClusterService(Arc::clone(&context))),
             maintenance: server!(MaintenanceServer, MaintenanceService(Arc::clone(&context))),
             health: server!(HealthServer, HealthService),
+            methods: Arc::new(Methods::new(&context.metrics.grpc)),
             context,
             receive_max,
         }
     }
 
-    /// Answers one call.
-    pub fn call<B>(
-        &self,
-        request: http::Request<B>,
-    ) -> Pin<Box<dyn Future<Output = http::Response<Body>> + Send>>
+    /// Answers one call; `remote` is shown when the call takes long.
+    pub fn call<B>(&self, request: http::Request<B>, remote: Option<SocketAddr>) -> Answer
     where
-        B: http_body::Body + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-        B::Data: Send,
     {
-        if let Err(status) = self.check(&request) {
-            return Box::pin(std::future::ready(status.into_http()));
+        let checked = Method::find(request.uri().path()).and_then(|method| {
+            self.check(method, request.headers())?;
+            Ok(method)
+        });
+        let method = match checked {
+            Ok(method) => method,
+            Err(status) => return refused(status.into_http::<Body>().map(ResponseBody::from)),
+        };
+        let call = Call::start(self.methods.counters(&self.context.metrics.grpc, method));
+        if let Err(status) = method.check_served() {
+            return refused(call.refuse(status));
         }
-        let service = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
-        match service {
-            "etcdserverpb.KV" => self.call_kv(request),
-            "etcdserverpb.Watch" => answer(self.watch.clone(), request),
-            "etcdserverpb.Lease" => answer(self.lease.clone(), request),
-            "etcdserverpb.Cluster" => answer(self.cluster.clone(), request),
-            "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request),
-            _ => answer(self.health.clone(), request),
+        let slow = (method.kind() == MethodKind::Unary).then_some(self.context.limits.slow_request);
+        let watched = Watched { call, slow, remote };
+        match method.service() {
+            "etcdserverpb.KV" => self.call_kv(request, watched),
+            "etcdserverpb.Watch" => answer(self.watch.clone(), request, watched),
+            "etcdserverpb.Lease" => answer(self.lease.clone(), request, watched),
+            "etcdserverpb.Cluster" => answer(self.cluster.clone(), request, watched),
+            "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request, watched),
+            _ => answer(self.health.clone(), request, watched),
         }
     }
 
     /// The KV service: all but the stream takes the short way.
-    fn call_kv<B>(&self, request: http::Request<B>) -> Answer
+    fn call_kv<B>(&self, request: http::Request<B>, watched: Watched) -> Answer
     where
-        B: http_body::Body + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-        B::Data: Send,
     {
         let kv = KvService(Arc::clone(&self.context));
         let max = self.receive_max;
@@ -151,39 +121,39 @@ impl Services {
         macro_rules! unary {
             ($method:ident) => {
                 Box::pin(async move {
+                    let body = watched.call.request_body(body);
                     let result = match unary::read(&parts.headers, body, max).await {
                         Ok(message) => kv.$method(tonic::Request::new(message)).await,
                         Err(status) => Err(status),
                     };
-                    unary::respond(result.map(tonic::Response::into_inner))
+                    watched
+                        .answered(parts.uri.path(), unary::respond(result.map(tonic::Response::into_inner)))
                 })
             };
         }
         match parts.uri.path() {
             "/etcdserverpb.KV/Range" => Box::pin(async move {
-                match unary::read(&parts.headers, body, max).await {
+                let body = watched.call.request_body(body);
+                let response = match unary::read(&parts.headers, body, max).await {
                     Ok(message) => kv.answer_range(message).await,
                     Err(status) => status.into_http(),
-                }
+                };
+                watched.answered(parts.uri.path(), response)
             }),
             "/etcdserverpb.KV/Put" => unary!(put),
             "/etcdserverpb.KV/Txn" => unary!(txn),
             "/etcdserverpb.KV/DeleteRange" => unary!(delete_range),
             "/etcdserverpb.KV/Compact" => unary!(compact),
-            _ => answer(self.kv.clone(), http::Request::from_parts(parts, body)),
+            _ => answer(self.kv.clone(), http::Request::from_parts(parts, body), watched),
         }
     }
 
-    /// Checks that hold for every call: it exists, its metadata is sound, its wish for a leader can be met.
-    fn check<B>(&self, request: &http::Request<B>) -> Result<(), Status> {
-        check_path(request.uri().path())?;
-        let headers = request.headers();
-        if headers
-            .get("client-api-version")
-            .is_some_and(|version| std::str::from_utf8(version.as_bytes()).is_err())
-        {
-            return Err(Error::InvalidClientApiVersion.into());
-        }
+    /// Checks that hold for every call: its metadata is sound, its wish for a leader can be met.
+    fn check(&self, method: Method, headers: &HeaderMap) -> Result<(), Status> {
+        let version = headers.get("client-api-version").map_or(Ok("unknown"), |version| {
+            std::str::from_utf8(version.as_bytes()).map_err(|_| Error::InvalidClientApiVersion)
+        })?;
+        self.context.metrics.grpc.count_client(method.kind(), version);
         let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
         if wants_leader && self.context.node.status().leader == 0 {
             return Err(Error::NoLeader.into());
@@ -192,24 +162,42 @@ impl Services {
     }
 }
 
-fn check_path(path: &str) -> Result<(), Status> {
-    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')) else {
-        return Err(Status::unimplemented(format!("malformed method name: {path:?}")));
-    };
-    let find = |table: &'static [(&str, &[&str])]| table.iter().find(|(name, _)| *name == service);
-    match (find(SERVED), find(LATER)) {
-        (Some((_, methods)), _) if methods.contains(&method) => Ok(()),
-        (_, Some((_, methods))) if methods.contains(&method) => {
-            Err(later::not_yet(&format!("{service}/{method}")))
+/// A call under way, and when it counts as slow.
+struct Watched {
+    call: Call,
+    slow: Option<Duration>,
+    remote: Option<SocketAddr>,
+}
+
+impl Watched {
+    /// Sends a response on its way.
+    fn answered(self, path: &str, response: http::Response<Body>) -> http::Response<ResponseBody> {
+        self.warn_if_slow(path);
+        self.call.response(response)
+    }
+
+    /// Says that a call took long, and nothing of what was asked.
+    fn warn_if_slow(&self, path: &str) {
+        let Some(limit) = self.slow else { return };
+        let took = self.call.age();
+        if took > limit {
+            let remote = self.remote.map(|remote| remote.to_string()).unwrap_or_default();
+            warn!("time spent" = ?took, remote, "response type" = path, "expected-duration" = ?limit, "request stats");
         }
-        (None, None) => Err(Status::unimplemented(format!("unknown service {service}"))),
-        _ => Err(Status::unimplemented(format!("unknown method {method} for service {service}"))),
     }
 }
 
-fn answer<S, B>(mut server: S, request: http::Request<B>) -> Answer
+fn refused(response: http::Response<ResponseBody>) -> Answer {
+    Box::pin(std::future::ready(response))
+}
+
+fn answer<S, B>(mut server: S, request: http::Request<B>, watched: Watched) -> Answer
 where
-    S: Service<http::Request<B>, Response = http::Response<Body>, Error = std::convert::Infallible>,
+    S: Service<
+            http::Request<RequestBody<B>>,
+            Response = http::Response<Body>,
+            Error = std::convert::Infallible,
+        >,
     S::Future: Send + 'static,
 {
     // The generated servers are always ready.
@@ -217,10 +205,11 @@ where
         server.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop())),
         Poll::Ready(Ok(()))
     ));
-    let response = server.call(request);
+    let uri = request.uri().clone();
+    let response = server.call(request.map(|body| watched.call.request_body(body)));
     Box::pin(async move {
         let Ok(response) = response.await;
-        reword(response)
+        watched.answered(uri.path(), reword(response))
     })
 }
 

@@ -5,6 +5,7 @@ use prost::Message;
 
 use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
+use crate::telemetry::metrics::Operation;
 
 /// Decodes a command from its log entry.
 ///
@@ -12,6 +13,22 @@ use crate::proto::skegpb::command::Kind;
 /// When the bytes are no command of this version; the member must stop rather than skip what others apply.
 pub fn decode(encoded: Bytes) -> Result<Kind, prost::DecodeError> {
     Command::decode(encoded)?.kind.ok_or_else(unknown)
+}
+
+/// The name under which a command is timed.
+pub fn operation(command: &Kind) -> Operation {
+    match command {
+        Kind::Put(_) => Operation::Put,
+        Kind::DeleteRange(_) => Operation::DeleteRange,
+        Kind::Txn(_) => Operation::Txn,
+        Kind::Compaction(_) => Operation::Compaction,
+        Kind::LeaseGrant(_) => Operation::LeaseGrant,
+        Kind::LeaseRevoke(_) | Kind::LeaseExpire(_) => Operation::LeaseRevoke,
+        Kind::LeaseCheckpoint(_) => Operation::LeaseCheckpoint,
+        Kind::Alarm(_) => Operation::Alarm,
+        Kind::ClusterVersionSet(_) => Operation::ClusterVersionSet,
+        Kind::MemberAttributes(_) => Operation::ClusterMemberAttrSet,
+    }
 }
 
 fn unknown() -> prost::DecodeError {

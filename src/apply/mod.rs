@@ -21,7 +21,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use prost::Message;
 
-pub use command::decode;
+pub use command::{decode, operation};
 pub use outcome::{Outcome, Refusal, Reply};
 pub use txn::{is_read_only, is_serializable, read_txn};
 
@@ -31,6 +31,7 @@ use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{LeaseRecord, LogId, Member};
 use crate::storage::StorageError;
+use crate::storage::mvcc::activity::Tally;
 use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
@@ -215,6 +216,7 @@ impl<'s> Run<'s> {
             txn.delete(key)?;
         }
         txn.finish();
+        self.state.store.activity().add(Tally { deletes: keys.len() as u64, ..Tally::default() });
         self.state.leases.write().remove(id);
         self.write.batch().delete(Family::Lease, &schema::lease_key(id));
         self.effects.leases.push(LeaseChange::Revoked(id));

@@ -21,6 +21,7 @@ use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::response_op::Response;
 use crate::proto::mvccpb;
 use crate::storage::StorageError;
+use crate::storage::mvcc::activity::Tally;
 use crate::storage::mvcc::write::Txn;
 use crate::storage::mvcc::{KeyRange, Store};
 use crate::storage::schema::KeyMeta;
@@ -36,6 +37,7 @@ pub(super) fn put(run: &mut Run<'_>, request: pb::PutRequest) -> Result<Outcome,
     }
     let mut response = execute_put(&mut txn, &request)?;
     txn.finish();
+    run.state.store.activity().add(tally_put(&request));
     response.header = run.header();
     Ok(Ok(Reply::Put(response)))
 }
@@ -48,6 +50,7 @@ pub(super) fn delete_range(
     let mut txn = run.write.begin();
     let mut response = execute_delete(&mut txn, request)?;
     txn.finish();
+    run.state.store.activity().add(tally_delete(request));
     response.header = run.header();
     Ok(Ok(Reply::DeleteRange(response)))
 }
@@ -64,6 +67,10 @@ pub(super) fn txn(run: &mut Run<'_>, request: &pb::TxnRequest) -> Result<Outcome
     drop(leases);
     let mut response = execute(&mut txn, request, &path)?;
     txn.finish();
+    // etcd evaluates in a transaction of its own.
+    let activity = run.state.store.activity();
+    activity.add(Tally { ranges: compares(request, &path), ..Tally::default() });
+    activity.add(tally(request, &path));
     response.header = run.header();
     Ok(Ok(Reply::Txn(response)))
 }
@@ -100,6 +107,8 @@ pub fn read_txn(
     let source = range::At { store, revision };
     let succeeded = compares_hold(&request.compare, &source)?;
     let mut responses = Vec::new();
+    let ranges = request.compare.len() + branch(request, succeeded).len();
+    store.activity().add(Tally { ranges: ranges as u64, ..Tally::default() });
     for op in branch(request, succeeded) {
         let Some(Request::RequestRange(range)) = &op.request else { continue };
         if range.revision > revision {
@@ -305,6 +314,51 @@ fn execute(
         responses.push(pb::ResponseOp { response: Some(response) });
     }
     Ok(pb::TxnResponse { header: None, succeeded: path.succeeded, responses })
+}
+
+/// What the operations on a path count for.
+fn tally(request: &pb::TxnRequest, path: &Path) -> Tally {
+    let mut nested = path.nested.iter();
+    let mut sum = Tally::default();
+    for op in branch(request, path.succeeded) {
+        let more = match &op.request {
+            Some(Request::RequestRange(_)) => Tally { ranges: 1, ..Tally::default() },
+            Some(Request::RequestPut(put)) => tally_put(put),
+            Some(Request::RequestDeleteRange(delete)) => tally_delete(delete),
+            Some(Request::RequestTxn(inner)) => {
+                nested.next().map(|path| tally(inner, path)).unwrap_or_default()
+            }
+            None => Tally::default(),
+        };
+        sum = Tally {
+            ranges: sum.ranges + more.ranges,
+            puts: sum.puts + more.puts,
+            deletes: sum.deletes + more.deletes,
+            put_bytes: sum.put_bytes + more.put_bytes,
+        };
+    }
+    sum
+}
+
+/// The compares on a path, each of which reads a range.
+fn compares(request: &pb::TxnRequest, path: &Path) -> u64 {
+    let mut nested = path.nested.iter();
+    let inner = branch(request, path.succeeded).iter().filter_map(|op| match &op.request {
+        Some(Request::RequestTxn(inner)) => nested.next().map(|path| compares(inner, path)),
+        _ => None,
+    });
+    request.compare.len() as u64 + inner.sum::<u64>()
+}
+
+/// A put that needs the previous version reads it first.
+fn tally_put(put: &pb::PutRequest) -> Tally {
+    let reads = put.prev_kv || put.ignore_value || put.ignore_lease;
+    let put_bytes = (put.key.len() + put.value.len()) as u64;
+    Tally { ranges: u64::from(reads), puts: 1, deletes: 0, put_bytes }
+}
+
+fn tally_delete(delete: &pb::DeleteRangeRequest) -> Tally {
+    Tally { ranges: u64::from(delete.prev_kv), deletes: 1, ..Tally::default() }
 }
 
 fn header(txn: &Txn<'_, '_>) -> Option<pb::ResponseHeader> {

@@ -63,6 +63,11 @@ impl Cluster {
         self.alarms.iter().any(|(_, raised)| *raised == alarm as i32)
     }
 
+    /// True for a member without a vote.
+    pub fn is_learner(&self, member_id: u64) -> bool {
+        self.members.get(&member_id).is_some_and(|member| member.is_learner)
+    }
+
     /// Raised alarms of a type; all of them for type NONE.
     pub fn alarms_of_type(&self, alarm: i32) -> Vec<AlarmMember> {
         self.alarms

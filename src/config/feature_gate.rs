@@ -99,6 +99,15 @@ impl FeatureGates {
         self.set.get(&gate).copied().or(group).unwrap_or_else(|| gate.default_value())
     }
 
+    /// Says whether a group was switched on.
+    pub fn group_enabled(&self, stage: Stage) -> bool {
+        match stage {
+            Stage::Alpha => self.all_alpha,
+            Stage::Beta => self.all_beta,
+        }
+        .unwrap_or(false)
+    }
+
     /// Returns the gates that were set by name or by group, with their values.
     pub fn explicitly_set(&self) -> impl Iterator<Item = (FeatureGate, bool)> + '_ {
         FeatureGate::ALL.into_iter().filter_map(|gate| {

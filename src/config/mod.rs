@@ -117,6 +117,12 @@ pub struct MemberSettings {
     pub warning_unary_request_duration: Duration,
     /// What is compacted unasked.
     pub auto_compaction: AutoCompaction,
+    /// Origins of web pages that may ask; `*` or none for all.
+    pub cors: Vec<String>,
+    /// Host names that plain HTTP requests may carry; `*` or none for all.
+    pub host_whitelist: Vec<String>,
+    /// Keep a latency histogram per method.
+    pub extensive_metrics: bool,
     /// Answer under /debug/pprof/.
     pub enable_pprof: bool,
     /// Do not wait for the disk.

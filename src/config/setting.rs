@@ -335,9 +335,9 @@ settings! {
         "tls-max-version" tls_max_version: Text = "",
             NotYet("connections are not encrypted yet"), "Newest TLS version: TLS1.2 or TLS1.3; empty means the newest known.";
         "cors" cors: Origins = "*",
-            NotYet("requests of web pages are answered whatever their origin"), "Comma-separated origins of web pages that may ask; * means all.";
+            Effective, "Comma-separated origins of web pages that may ask; * means all.";
         "host-whitelist" host_whitelist: HostSet = "*",
-            NotYet("requests are answered whatever host they name"), "Comma-separated host names that HTTP requests in the clear may carry; * means all.";
+            Effective, "Comma-separated host names that HTTP requests in the clear may carry; * means all.";
     }
     Auth {
         "auth-token" auth_token: Text = "simple",
@@ -351,7 +351,7 @@ settings! {
         "enable-pprof" enable_pprof: Switch = "false",
             Effective, "Answer under /debug/pprof/. There is no Go runtime here to profile, and the answer says so.";
         "metrics" metrics: Text = "basic",
-            NotYet("latency histograms per method are not kept yet"), "Level of detail of the metrics: basic or extensive.";
+            Effective, "Level of detail of the metrics: basic or extensive.";
         "listen-metrics-urls" listen_metrics_urls: Urls = "",
             Effective, "Comma-separated URLs that serve /metrics and health checks alone.";
     }

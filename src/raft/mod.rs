@@ -19,5 +19,5 @@ mod read_index;
 mod state_machine;
 mod types;
 
-pub use node::{AppliedChanges, Node, NodeOptions, ProposeError, RaftStatus, StartError};
+pub use node::{AppliedChanges, Node, NodeCounts, NodeOptions, ProposeError, RaftStatus, StartError};
 pub use read_index::ReadError;

@@ -27,8 +27,9 @@ use crate::apply::{Compaction, Outcome, State};
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
-use crate::storage::log::{Log, LogError, LogObserver, LogOptions, Recovered};
+use crate::storage::log::{Log, LogError, LogObserver, LogOptions, LogStats, Recovered};
 use crate::storage::schema::{Family, MetaKey};
+use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
 
 /// Bytes of proposals that may be under way; more are refused as too many requests. They are held in memory.
@@ -59,6 +60,10 @@ pub struct NodeOptions {
     pub request_timeout: Duration,
     /// Encoded size of the largest proposal, in bytes.
     pub max_request_bytes: usize,
+    /// Counters to add to.
+    pub metrics: Arc<Metrics>,
+    /// Time to apply something above which a warning is logged.
+    pub slow_apply: Duration,
     /// Log entries kept behind the last flush, for slow followers.
     pub keep_entries: u64,
 }
@@ -125,6 +130,21 @@ pub struct RaftStatus {
     pub log_first: u64,
 }
 
+/// What went by since the start, for metrics.
+#[derive(Debug, Default)]
+pub struct NodeCounts {
+    /// Proposals under way.
+    pub pending: AtomicUsize,
+    /// Proposals without an outcome.
+    pub failed: AtomicU64,
+    /// Times that another leader was seen.
+    pub leader_changes: AtomicU64,
+    /// Questions to the leadership that were asked again.
+    pub slow_reads: AtomicU64,
+    /// Reads without an answer from the leadership.
+    pub failed_reads: AtomicU64,
+}
+
 /// The member's handle on consensus; clones share it.
 #[derive(Clone)]
 pub struct Node {
@@ -134,6 +154,7 @@ pub struct Node {
     applied: watch::Receiver<u64>,
     term: Arc<AtomicU64>,
     in_flight: Arc<AtomicUsize>,
+    counts: Arc<NodeCounts>,
     deadlines: Arc<Mutex<Deadlines>>,
     options: Arc<NodeOptions>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -171,7 +192,8 @@ impl Node {
             deadlines: Arc::clone(&deadlines),
             compactions,
             applied: applied_sender,
-            slow_apply: Arc::default(),
+            metrics: Arc::clone(&options.metrics),
+            slow: options.slow_apply,
         };
         let machine = Machine::new(state, listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
@@ -190,10 +212,12 @@ impl Node {
             // Nobody else can lead, so there is nothing to wait for.
             raft.trigger().elect(false).await.map_err(|error| StartError::Raft(error.to_string()))?;
         }
-        let (read_index, queue) = read_index::channel(options.request_timeout);
-        let answering = tokio::spawn(read_index::run(raft.clone(), queue, applied.clone()));
+        let counts: Arc<NodeCounts> = Arc::default();
+        let (read_index, queue) = read_index::channel(options.request_timeout, Arc::clone(&counts));
+        let answering =
+            tokio::spawn(read_index::run(raft.clone(), queue, applied.clone(), Arc::clone(&counts)));
         let term = Arc::new(AtomicU64::new(0));
-        let following = tokio::spawn(follow_term(raft.clone(), Arc::clone(&term)));
+        let following = tokio::spawn(follow_term(raft.clone(), Arc::clone(&term), Arc::clone(&counts)));
         let node = Node {
             raft,
             log,
@@ -201,6 +225,7 @@ impl Node {
             applied,
             term,
             in_flight: Arc::default(),
+            counts,
             deadlines,
             options: Arc::new(options),
             tasks: Arc::new(Mutex::new(vec![answering, following])),
@@ -221,6 +246,14 @@ impl Node {
             return Err(ProposeError::TooLarge);
         }
         let _admission = self.admit(encoded.len() + PROPOSAL_OVERHEAD_BYTES)?;
+        let outcome = self.write(encoded).await;
+        if outcome.is_err() {
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    async fn write(&self, encoded: Bytes) -> Result<Outcome, ProposeError> {
         let written = self.raft.client_write(Proposal(encoded));
         match tokio::time::timeout(self.options.request_timeout, written).await {
             Err(_) => Err(ProposeError::TimedOut),
@@ -237,7 +270,9 @@ impl Node {
 
     fn admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
         let before = self.in_flight.fetch_add(bytes, Ordering::Relaxed);
-        let admission = Admission { in_flight: Arc::clone(&self.in_flight), bytes };
+        self.counts.pending.fetch_add(1, Ordering::Relaxed);
+        let admission =
+            Admission { in_flight: Arc::clone(&self.in_flight), counts: Arc::clone(&self.counts), bytes };
         if before > 0 && before + bytes > PROPOSED_BYTES_MAX {
             return Err(ProposeError::TooManyRequests);
         }
@@ -294,6 +329,16 @@ impl Node {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// What went by since the start.
+    pub fn counts(&self) -> &NodeCounts {
+        &self.counts
+    }
+
+    /// The state of the log.
+    pub fn log_stats(&self) -> LogStats {
+        self.log.stats()
+    }
+
     /// Flushes the state machine's files and lets the log drop what they hold.
     pub async fn checkpoint(&self) -> Result<(), StartError> {
         self.raft.trigger().snapshot().await.map_err(|error| StartError::Raft(error.to_string()))
@@ -346,19 +391,29 @@ impl AppliedChanges {
 /// Bytes counted as under way until dropped.
 struct Admission {
     in_flight: Arc<AtomicUsize>,
+    counts: Arc<NodeCounts>,
     bytes: usize,
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.counts.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-async fn follow_term(raft: Raft, term: Arc<AtomicU64>) {
+async fn follow_term(raft: Raft, term: Arc<AtomicU64>, counts: Arc<NodeCounts>) {
+    let mut leader = None;
     let mut metrics = raft.server_metrics();
     loop {
-        term.store(metrics.borrow_watched().vote.leader_id().term, Ordering::Relaxed);
+        {
+            let seen = metrics.borrow_watched();
+            term.store(seen.vote.leader_id().term, Ordering::Relaxed);
+            if seen.current_leader.is_some() && seen.current_leader != leader {
+                leader = seen.current_leader;
+                counts.leader_changes.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         if metrics.changed().await.is_err() {
             return;
         }

@@ -11,15 +11,19 @@
 //! A read may only use an index that was asked for after the read began; so it never joins a question that is already
 //! out. Leases are not used: a restarted follower votes at once, whatever a leader believes of its lease.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use openraft::ReadPolicy;
+use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{LinearizableReadError, RaftError};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::node::NodeCounts;
 use super::types::Raft;
 
-/// How long a failed question waits before it is asked again. etcd: `readIndexRetryTime`.
+/// How long a failed question waits at most before it is asked again. etcd: `readIndexRetryTime`.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Reads that may wait for an answer; more are refused like any overload.
 const WAITING_MAX: usize = 65_536;
@@ -43,11 +47,15 @@ pub enum ReadError {
 pub(super) struct ReadIndex {
     requests: mpsc::Sender<oneshot::Sender<()>>,
     timeout: Duration,
+    counts: Arc<NodeCounts>,
 }
 
-pub(super) fn channel(timeout: Duration) -> (ReadIndex, mpsc::Receiver<oneshot::Sender<()>>) {
+pub(super) fn channel(
+    timeout: Duration,
+    counts: Arc<NodeCounts>,
+) -> (ReadIndex, mpsc::Receiver<oneshot::Sender<()>>) {
     let (requests, queue) = mpsc::channel(WAITING_MAX);
-    (ReadIndex { requests, timeout }, queue)
+    (ReadIndex { requests, timeout, counts }, queue)
 }
 
 impl ReadIndex {
@@ -58,11 +66,13 @@ impl ReadIndex {
             mpsc::error::TrySendError::Full(_) => ReadError::TooManyRequests,
             mpsc::error::TrySendError::Closed(_) => ReadError::Stopped,
         })?;
-        match tokio::time::timeout(self.timeout, ready).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(ReadError::Stopped),
-            Err(_) => Err(ReadError::TimedOut),
-        }
+        let failure = match tokio::time::timeout(self.timeout, ready).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(_)) => ReadError::Stopped,
+            Err(_) => ReadError::TimedOut,
+        };
+        self.counts.failed_reads.fetch_add(1, Ordering::Relaxed);
+        Err(failure)
     }
 }
 
@@ -71,8 +81,10 @@ pub(super) async fn run(
     raft: Raft,
     mut queue: mpsc::Receiver<oneshot::Sender<()>>,
     mut applied: watch::Receiver<u64>,
+    counts: Arc<NodeCounts>,
 ) {
     let mut waiting = Vec::new();
+    let mut leadership = raft.server_metrics();
     while queue.recv_many(&mut waiting, WAITING_MAX).await > 0 {
         loop {
             waiting.retain(|reader| !reader.is_closed());
@@ -93,7 +105,11 @@ pub(super) async fn run(
                 Err(RaftError::Fatal(_)) => return,
                 Err(RaftError::APIError(
                     LinearizableReadError::ForwardToLeader(_) | LinearizableReadError::QuorumNotEnough(_),
-                )) => tokio::time::sleep(RETRY_AFTER).await,
+                )) => {
+                    counts.slow_reads.fetch_add(1, Ordering::Relaxed);
+                    // A leader that has just been found is worth asking at once; one that is gone changes nothing.
+                    let _ = tokio::time::timeout(RETRY_AFTER, leadership.changed()).await;
+                }
             }
         }
     }

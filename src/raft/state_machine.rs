@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
 use openraft::{EntryPayload, OptionalSend};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
+use tracing::warn;
 
 use super::codec;
 use super::types::{Applied, LogId, SnapshotMeta, StoredMembership, TypeConfig};
@@ -18,6 +19,7 @@ use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
 use crate::storage::schema::{Family, MetaKey};
+use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
 
 /// Entries applied in one batch: what holds the core thread is bounded.
@@ -31,7 +33,9 @@ pub(crate) struct Listeners {
     pub(crate) compactions: mpsc::UnboundedSender<Compaction>,
     /// Index of the last applied entry, plus one.
     pub(crate) applied: watch::Sender<u64>,
-    pub(crate) slow_apply: Arc<AtomicU64>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Time of a command or of a run's batch above which a warning is logged.
+    pub(crate) slow: Duration,
 }
 
 /// The state machine as openraft drives it.
@@ -58,7 +62,8 @@ impl Machine {
 
     /// Applies one run and answers its callers, in this order: visible, published, answered.
     fn apply_run(&self, entries: Vec<EntryResponder<TypeConfig>>) -> io::Result<()> {
-        let started = clock::now();
+        let entries_count = entries.len();
+        let mut now = clock::now();
         let mut run = Run::new(&self.state);
         let mut answers = Vec::with_capacity(entries.len());
         let mut last = 0;
@@ -72,7 +77,14 @@ impl Machine {
                 }
                 EntryPayload::Normal(proposal) => {
                     let command = apply::decode(proposal.0).map_err(io::Error::other)?;
-                    Some(run.apply(command, position).map_err(io::Error::other)?)
+                    let operation = apply::operation(&command);
+                    let outcome = run.apply(command, position).map_err(io::Error::other)?;
+                    let took = lap(&mut now);
+                    self.listeners.metrics.server.apply_duration.observe(operation, outcome.is_ok(), took);
+                    if took > self.listeners.slow {
+                        self.warn_slow(operation.name(), 1, took);
+                    }
+                    Some(outcome)
                 }
                 EntryPayload::Membership(membership) => {
                     let voters: BTreeSet<u64> = membership.voter_ids().collect();
@@ -92,7 +104,13 @@ impl Machine {
             };
             answers.push((responder, outcome));
         }
+        let _ = lap(&mut now);
         let effects = run.commit().map_err(io::Error::other)?;
+        let took = lap(&mut now);
+        self.listeners.metrics.disk.backend_commit.observe(took.as_secs_f64());
+        if took > self.listeners.slow {
+            self.warn_slow("write of a run", entries_count, took);
+        }
         self.listeners.hub.publish(&effects.events, self.state.store.revision()).map_err(io::Error::other)?;
         self.tell_leases(&effects.leases);
         for compaction in effects.compactions {
@@ -104,9 +122,14 @@ impl Machine {
                 responder.send(Applied(outcome));
             }
         }
-        let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.listeners.slow_apply.fetch_max(took, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Counts and logs what took long, without saying what was in it.
+    fn warn_slow(&self, what: &str, entries: usize, took: Duration) {
+        self.listeners.metrics.server.slow_apply.inc();
+        let expected = self.listeners.slow;
+        warn!(took = ?took, "expected-duration" = ?expected, request = what, entries, "apply request took too long");
     }
 
     fn tell_leases(&self, changes: &[LeaseChange]) {
@@ -114,14 +137,32 @@ impl Machine {
             return;
         }
         let now = clock::now();
+        let metrics = &self.listeners.metrics.lease;
         let mut deadlines = self.listeners.deadlines.lock();
         for change in changes {
             match *change {
-                LeaseChange::Granted(id, ttl) => deadlines.grant(id, ttl, now),
-                LeaseChange::Revoked(id) => deadlines.revoke(id),
+                LeaseChange::Granted(id, ttl) => {
+                    deadlines.grant(id, ttl, now);
+                    metrics.granted.inc();
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        reason = "the bounds of the buckets are far below"
+                    )]
+                    metrics.ttl.observe(ttl as f64);
+                }
+                LeaseChange::Revoked(id) => {
+                    deadlines.revoke(id);
+                    metrics.revoked.inc();
+                }
             }
         }
     }
+}
+
+/// The time since `since`, which is moved to now.
+fn lap(since: &mut Instant) -> Duration {
+    let now = clock::now();
+    now.duration_since(std::mem::replace(since, now))
 }
 
 /// The position and membership that the store's records speak of.

@@ -17,13 +17,14 @@ use hyper_util::server::graceful::GracefulShutdown;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
+use tonic::Status;
 use tonic::body::Body;
 use tracing::{debug, warn};
 
 use super::acks::HoldAcks;
-use crate::api::Services;
+use crate::api::{ResponseBody, Services};
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Port};
 
 /// Connections waiting to be accepted. Go's default is the system's limit, which is this on most systems.
 const BACKLOG: i32 = 4096;
@@ -52,10 +53,27 @@ enum Socket {
 /// What is behind a listener.
 #[derive(Clone)]
 pub(super) struct Door {
-    pub(super) services: Services,
-    pub(super) gateway: Gateway,
+    pub(super) serves: Serves,
     pub(super) max_streams: u32,
     pub(super) keepalive: KeepAlive,
+}
+
+/// What is served.
+#[derive(Clone)]
+pub(super) enum Serves {
+    /// gRPC and HTTP/1.1 on one port.
+    Everything(Services, Gateway),
+    /// gRPC alone.
+    Grpc(Services),
+    /// HTTP/1.1 alone.
+    Http(Gateway, Port),
+}
+
+/// One connection's way in.
+#[derive(Clone)]
+struct Guest {
+    serves: Serves,
+    remote: Option<SocketAddr>,
 }
 
 impl Listener {
@@ -105,13 +123,13 @@ impl Listener {
     async fn accept(&self, door: &Door, graceful: &GracefulShutdown) -> io::Result<()> {
         match &self.socket {
             Socket::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, remote) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                door.open(TokioIo::new(stream), graceful);
+                door.open(TokioIo::new(stream), Some(remote), graceful);
             }
             Socket::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                door.open(TokioIo::new(stream), graceful);
+                door.open(TokioIo::new(stream), None, graceful);
             }
         }
         Ok(())
@@ -137,11 +155,16 @@ fn bind_tcp(address: SocketAddr, settings: &MemberSettings) -> io::Result<TcpLis
 }
 
 impl Door {
-    fn open<I>(&self, io: I, graceful: &GracefulShutdown)
+    fn open<I>(&self, io: I, remote: Option<SocketAddr>, graceful: &GracefulShutdown)
     where
         I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let mut builder = Builder::new(TokioExecutor::new());
+        let builder = Builder::new(TokioExecutor::new());
+        let mut builder = match self.serves {
+            Serves::Everything(..) => builder,
+            Serves::Grpc(_) => builder.http2_only(),
+            Serves::Http(..) => builder.http1_only(),
+        };
         builder
             .http2()
             .timer(TokioTimer::new())
@@ -152,7 +175,8 @@ impl Door {
             .keep_alive_interval(self.keepalive.interval)
             .keep_alive_timeout(self.keepalive.timeout.unwrap_or(Duration::from_secs(20)));
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-        let connection = builder.serve_connection(HoldAcks::new(io), self.clone()).into_owned();
+        let guest = Guest { serves: self.serves.clone(), remote };
+        let connection = builder.serve_connection(HoldAcks::new(io), guest).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -162,22 +186,36 @@ impl Door {
     }
 }
 
-impl Service<http::Request<Incoming>> for Door {
-    type Response = Response<Body>;
+impl Service<http::Request<Incoming>> for Guest {
+    type Response = Response<ResponseBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
-        if request.version() != Version::HTTP_2 {
-            let gateway = self.gateway.clone();
-            return Box::pin(async move { Ok(gateway.call(request).await) });
-        }
+        let services = match &self.serves {
+            Serves::Http(gateway, port) => return plain(gateway, request, *port),
+            Serves::Everything(_, gateway) if request.version() != Version::HTTP_2 => {
+                return plain(gateway, request, Port::Client);
+            }
+            Serves::Everything(services, _) | Serves::Grpc(services) => services,
+        };
         if !is_grpc(&request) {
-            return Box::pin(std::future::ready(Ok(unsupported_media_type())));
+            return Box::pin(std::future::ready(
+                Ok(unsupported_media_type(&request).map(ResponseBody::from)),
+            ));
         }
-        let answer = self.services.call(request);
+        let answer = services.call(request, self.remote);
         Box::pin(async move { Ok(answer.await) })
     }
+}
+
+fn plain(
+    gateway: &Gateway,
+    request: http::Request<Incoming>,
+    port: Port,
+) -> <Guest as Service<http::Request<Incoming>>>::Future {
+    let gateway = gateway.clone();
+    Box::pin(async move { Ok(gateway.call(request, port).await.map(ResponseBody::from)) })
 }
 
 fn is_grpc(request: &http::Request<Incoming>) -> bool {
@@ -185,8 +223,12 @@ fn is_grpc(request: &http::Request<Incoming>) -> bool {
     content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
-fn unsupported_media_type() -> Response<Body> {
-    let mut response = Response::new(Body::empty());
+/// What grpc-go answers to HTTP/2 requests of another kind.
+fn unsupported_media_type(request: &http::Request<Incoming>) -> Response<Body> {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    let content_type = content_type.map_or("", |value| value.to_str().unwrap_or("?"));
+    let text = format!("invalid gRPC request content-type {content_type:?}");
+    let mut response = Status::invalid_argument(text).into_http();
     *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     response
 }

@@ -1,12 +1,13 @@
 //! Putting a member together: the only file that knows every module.
 //!
 //! ```text
-//! Config -> data directory, store, state -> consensus -> joined, published -> listening -> serving
+//! Config -> metrics port -> data directory, store, state -> consensus -> joined, published -> listening -> serving
 //! signal -> watches ended, connections drained -> leases recorded -> consensus, log, store closed
 //! ```
 
 mod acks;
 mod listen;
+mod observer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,17 +21,19 @@ use tracing::{error, info, warn};
 use crate::api::{Context, Limits, Services};
 use crate::apply::{Compaction, State};
 use crate::cluster::id::{ClusterId, MemberId};
-use crate::config::{Config, ListenUrl};
-use crate::gateway::Gateway;
+use crate::config::{Config, ListenUrl, MemberSettings};
+use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
 use crate::raft::{Node, NodeOptions};
 use crate::storage::EngineOptions;
 use crate::storage::data_dir::{DataDir, Identity};
 use crate::storage::mvcc::{Store, StoreOptions};
+use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
 use crate::{clock, cluster, lease, task, telemetry};
-use listen::{Door, Listener};
+use listen::{Door, Listener, Serves};
+use observer::CountLog;
 
 /// How long connections may finish what they are doing when the member stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -51,21 +54,38 @@ pub fn run(config: Config) -> anyhow::Result<Ending> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<Ending> {
-    let listeners = bind(&config)?;
-    let member = Member::start(&config).await?;
+    let listeners = Listeners::bind(&config.member)?;
+    let metrics = Arc::new(Metrics::new(config.member.extensive_metrics));
+    let gateway = Gateway::new(&config, Arc::clone(&metrics));
     let (stop, stopping) = watch::channel(false);
-    let services = Services::new(Arc::clone(&member.context));
-    let gateway = Gateway::new(Arc::clone(&member.context));
     let mut doors = Vec::new();
-    for listener in listeners {
-        info!(address = %listener.url(), "serving client traffic insecurely; this is strongly discouraged!");
+    let mut open = |listener: Listener, serves: Serves| {
         let door = Door {
-            services: services.clone(),
-            gateway: gateway.clone(),
+            serves,
             max_streams: config.member.max_concurrent_streams,
             keepalive: config.member.keepalive,
         };
         doors.push(tokio::spawn(listener.serve(door, stopping.clone(), DRAIN)));
+    };
+    // Open before the member has joined: who watches its health must be able to see that it is not there yet.
+    for listener in listeners.metrics {
+        info!(address = %listener.url(), "serving metrics");
+        open(listener, Serves::Http(gateway.clone(), Port::Metrics));
+    }
+    let member = Member::start(&config, metrics, &gateway).await?;
+    let services = Services::new(Arc::clone(&member.context));
+    let shared_port = listeners.http.is_empty();
+    for listener in listeners.client {
+        info!(address = %listener.url(), "serving client traffic insecurely; this is strongly discouraged!");
+        let services = services.clone();
+        open(
+            listener,
+            if shared_port { Serves::Everything(services, gateway.clone()) } else { Serves::Grpc(services) },
+        );
+    }
+    for listener in listeners.http {
+        info!(address = %listener.url(), "serving plain HTTP insecurely; this is strongly discouraged!");
+        open(listener, Serves::Http(gateway.clone(), Port::Client));
     }
     info!("ready to serve client requests");
     process::notify_ready();
@@ -85,10 +105,24 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     ending
 }
 
-/// Binds all client addresses before anything else is touched: a taken port must not cost a recovery.
-fn bind(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let urls = config.member.listen_client_urls.iter().chain(&config.member.listen_client_http_urls);
-    urls.map(|url: &ListenUrl| Listener::bind(url, &config.member)).collect()
+/// All addresses of clients, bound before anything else is touched: a taken port must not cost a recovery.
+struct Listeners {
+    client: Vec<Listener>,
+    http: Vec<Listener>,
+    metrics: Vec<Listener>,
+}
+
+impl Listeners {
+    fn bind(member: &MemberSettings) -> anyhow::Result<Listeners> {
+        let bind = |urls: &[ListenUrl]| -> anyhow::Result<Vec<Listener>> {
+            urls.iter().map(|url| Listener::bind(url, member)).collect()
+        };
+        Ok(Listeners {
+            client: bind(&member.listen_client_urls)?,
+            http: bind(&member.listen_client_http_urls)?,
+            metrics: bind(&member.listen_metrics_urls)?,
+        })
+    }
 }
 
 /// A running member without its doors.
@@ -100,7 +134,7 @@ struct Member {
 }
 
 impl Member {
-    async fn start(config: &Config) -> anyhow::Result<Member> {
+    async fn start(config: &Config, metrics: Arc<Metrics>, gateway: &Gateway) -> anyhow::Result<Member> {
         let data_dir = DataDir::open(&config.member.data_dir, config.member.wal_dir.as_deref())?;
         let (identity, initial) = identify(config, &data_dir)?;
         let member_id = MemberId::new(identity.member_id);
@@ -117,7 +151,9 @@ impl Member {
             log_dir: data_dir.log_dir().to_owned(),
             log_tail_bytes: config.member.memory.log_tail_bytes,
             no_fsync: config.member.unsafe_no_fsync,
-            observer: None,
+            observer: Some(Arc::new(CountLog(Arc::clone(&metrics)))),
+            metrics: Arc::clone(&metrics),
+            slow_apply: config.member.warning_apply_duration,
             heartbeat_interval: config.cluster.heartbeat_interval,
             election_timeout: config.cluster.election_timeout,
             request_timeout,
@@ -125,7 +161,9 @@ impl Member {
             keep_entries: config.member.snapshot_catchup_entries,
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
-        let context = Arc::new(Context { member_id, cluster_id, node, state, hub, limits: limits(config) });
+        let limits = limits(config);
+        let context = Arc::new(Context { member_id, cluster_id, node, state, hub, limits, metrics });
+        gateway.attach(Arc::clone(&context));
         join(&context, config).await?;
         let (tasks, failures) = spawn_tasks(&context, compactions, config.member.snapshot_count);
         Ok(Member { context, _data_dir: data_dir, failures: tokio::sync::Mutex::new(failures), tasks })
@@ -187,6 +225,9 @@ fn limits(config: &Config) -> Limits {
         max_txn_ops: size(config.member.max_txn_ops),
         max_request_bytes: size(config.member.max_request_bytes),
         quota_bytes: config.member.quota_backend_bytes.map(std::num::NonZeroU64::get),
+        slow_request: config.member.warning_unary_request_duration,
+        slow_read: config.member.warning_apply_duration,
+        request_timeout: config.member.request_timeout(&config.cluster),
         progress_interval: config.member.watch_progress_notify_interval,
         min_lease_ttl: i64::try_from(min_lease_millis.div_ceil(1000)).unwrap_or(i64::MAX),
     }
@@ -218,6 +259,7 @@ fn spawn_tasks(
     let (failed, failures) = mpsc::channel(1);
     let store = || Arc::clone(&context.state.store);
     let node = || context.node.clone();
+    let metrics = || Arc::clone(&context.metrics);
     let counted = store();
     let counting = async move {
         match tokio::task::spawn_blocking(move || counted.build_counts()).await {
@@ -229,11 +271,11 @@ fn spawn_tasks(
     let tasks = vec![
         supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
         supervised("compaction", failed.clone(), {
-            let run = task::compaction::run(store(), compactions);
+            let run = task::compaction::run(store(), compactions, metrics());
             async { Ok(run.await?) }
         }),
         supervised("count index", failed, counting),
-        tokio::spawn(task::lease_expiry::run(node())),
+        tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
         tokio::spawn(task::flush::run(node(), store(), snapshot_count)),
     ];

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use rocksdb::compaction_filter::{CompactionFilter, Decision};
 use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
@@ -112,6 +112,7 @@ impl Batch<'_> {
 pub struct Engine {
     db: DB,
     block_cache: Cache,
+    dropped: Arc<AtomicU64>,
 }
 
 impl Engine {
@@ -127,14 +128,17 @@ impl Engine {
         compacted: Arc<AtomicI64>,
     ) -> Result<Engine, StorageError> {
         let block_cache = Cache::new_lru_cache(options.block_cache_bytes);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let filters =
+            DropUnreachable { compacted, dropped: Arc::clone(&dropped), name: c"drop-unreachable".into() };
         let families = Family::ALL.map(|family| {
             ColumnFamilyDescriptor::new(
                 family.name(),
-                family_options(family, options, &block_cache, Arc::clone(&compacted)),
+                family_options(family, options, &block_cache, &filters),
             )
         });
         let db = DB::open_cf_descriptors(&database_options(options)?, dir, families)?;
-        let engine = Engine { db, block_cache };
+        let engine = Engine { db, block_cache, dropped };
         engine.check_format()?;
         Ok(engine)
     }
@@ -247,6 +251,11 @@ impl Engine {
         self.block_cache.get_usage()
     }
 
+    /// Versions that the compaction filter has dropped since the store was opened.
+    pub fn dropped_versions(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// Stops background work; called once before the store is dropped.
     pub fn stop(&self) {
         self.db.cancel_all_background_work(true);
@@ -278,7 +287,7 @@ fn family_options(
     family: Family,
     options: EngineOptions,
     cache: &Cache,
-    compacted: Arc<AtomicI64>,
+    filters: &DropUnreachable,
 ) -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(cache);
@@ -305,7 +314,7 @@ fn family_options(
         out.set_blob_compression_type(DBCompressionType::Lz4);
         out.set_enable_blob_gc(true);
         out.set_blob_gc_age_cutoff(0.25);
-        out.set_compaction_filter_factory(DropUnreachable { compacted, name: c"drop-unreachable".into() });
+        out.set_compaction_filter_factory(filters.clone());
     }
     out.set_block_based_table_factory(&table);
     out
@@ -320,8 +329,10 @@ fn is_kv_key(key: &[u8]) -> bool {
 }
 
 /// Makes a filter for each compaction of `kv`.
+#[derive(Clone)]
 struct DropUnreachable {
     compacted: Arc<AtomicI64>,
+    dropped: Arc<AtomicU64>,
     name: CString,
 }
 
@@ -334,6 +345,8 @@ impl CompactionFilterFactory for DropUnreachable {
             whole_store: context.is_full_compaction,
             prefix: Vec::new(),
             newest_seen: false,
+            dropped: 0,
+            total_dropped: Arc::clone(&self.dropped),
             name: self.name.clone(),
         }
     }
@@ -352,6 +365,8 @@ struct UnreachableFilter {
     whole_store: bool,
     prefix: Vec<u8>,
     newest_seen: bool,
+    dropped: u64,
+    total_dropped: Arc<AtomicU64>,
     name: CString,
 }
 
@@ -368,10 +383,12 @@ impl CompactionFilter for UnreachableFilter {
             return Decision::Keep;
         }
         if self.newest_seen {
+            self.dropped += 1;
             return Decision::Remove;
         }
         self.newest_seen = true;
         if schema::is_tombstone(value) && self.whole_store && revision.main < self.compacted {
+            self.dropped += 1;
             return Decision::Remove;
         }
         Decision::Keep
@@ -379,6 +396,12 @@ impl CompactionFilter for UnreachableFilter {
 
     fn name(&self) -> &CStr {
         &self.name
+    }
+}
+
+impl Drop for UnreachableFilter {
+    fn drop(&mut self) {
+        self.total_dropped.fetch_add(self.dropped, Ordering::Relaxed);
     }
 }
 

@@ -6,8 +6,10 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use crate::apply::Compaction;
+use crate::clock;
 use crate::storage::StorageError;
 use crate::storage::mvcc::Store;
+use crate::telemetry::metrics::Metrics;
 
 /// Finishes compactions one after the other, in order.
 ///
@@ -16,9 +18,11 @@ use crate::storage::mvcc::Store;
 pub async fn run(
     store: Arc<Store>,
     mut compactions: mpsc::UnboundedReceiver<Compaction>,
+    metrics: Arc<Metrics>,
 ) -> Result<(), StorageError> {
     while let Some(compaction) = compactions.recv().await {
         let store = Arc::clone(&store);
+        let started = clock::now();
         let finished = tokio::task::spawn_blocking(move || {
             store.finish_compaction(compaction.previous, compaction.revision)?;
             if store.wants_rewrite() {
@@ -31,6 +35,8 @@ pub async fn run(
             Err(error) if error.is_cancelled() => return Ok(()),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
+        metrics.mvcc.compaction_millis.observe(clock::now().duration_since(started).as_secs_f64() * 1000.0);
+        metrics.mvcc.compaction_last.set(i64::try_from(clock::unix_millis() / 1000).unwrap_or(i64::MAX));
         info!(revision = compaction.revision, "finished compaction");
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Revoking leases that have run out. Only the leader's clock decides, and what it decides carries its term.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
@@ -10,6 +11,7 @@ use crate::clock;
 use crate::proto::skegpb::LeaseExpire;
 use crate::proto::skegpb::command::Kind;
 use crate::raft::Node;
+use crate::telemetry::metrics::Metrics;
 
 /// Time between looks. etcd: `server/lease/lessor.go`.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -19,7 +21,7 @@ const REVOKED_PER_LOOK: usize = 500;
 const REVOKING_MAX: usize = 16;
 
 /// Revokes expired leases for as long as the member runs.
-pub async fn run(node: Node) {
+pub async fn run(node: Node, metrics: Arc<Metrics>) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -38,7 +40,8 @@ pub async fn run(node: Node) {
         let mut results = stream::iter(revocations).buffer_unordered(REVOKING_MAX);
         while let Some(result) = results.next().await {
             match result {
-                Ok(Ok(_) | Err(Refusal::LeaseNotFound)) => {}
+                Ok(Ok(_)) => metrics.server.lease_expired.inc(),
+                Ok(Err(Refusal::LeaseNotFound)) => {}
                 Ok(Err(refusal)) => warn!(%refusal, "expired lease not revoked, trying again"),
                 Err(error) => warn!(%error, "expired lease not revoked, trying again"),
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::group::{Filters, Groups, View};
-use super::queue::{EncodedEvent, Message, Outgoing, Queue};
+use super::queue::{EncodedEvent, Message, Outgoing, Queue, Totals};
 use crate::storage::StorageError;
 use crate::storage::mvcc::read::{Change, Event};
 use crate::storage::mvcc::{KeyRange, Store};
@@ -21,6 +21,23 @@ use crate::storage::schema::{self, KeyMeta};
 pub struct HubOptions {
     /// Bytes that may wait on all streams together before slow watchers fall back to history.
     pub queued_bytes_max: usize,
+}
+
+/// Sizes of a hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HubSizes {
+    /// Watchers.
+    pub watchers: usize,
+    /// Watchers that read history.
+    pub behind: usize,
+    /// Streams.
+    pub streams: usize,
+    /// Bytes that wait to be sent.
+    pub queued_bytes: usize,
+    /// Events that wait to be sent.
+    pub queued_events: usize,
+    /// Events that streams have taken since the hub was made.
+    pub sent_events: u64,
 }
 
 /// A request for a watcher.
@@ -108,7 +125,7 @@ pub struct Hub {
     pub(super) inner: Mutex<Inner>,
     /// Wakes the catch-up task.
     pub(super) work: Notify,
-    queued: Arc<AtomicUsize>,
+    queued: Arc<Totals>,
     options: HubOptions,
 }
 
@@ -208,10 +225,17 @@ impl Hub {
         }
     }
 
-    /// Watchers in all, watchers behind, and streams: for metrics.
-    pub fn sizes(&self) -> (usize, usize, usize) {
+    /// How much there is of everything, for metrics.
+    pub fn sizes(&self) -> HubSizes {
         let inner = self.inner.lock();
-        (inner.watchers.len(), inner.behind.len(), inner.streams.len())
+        HubSizes {
+            watchers: inner.watchers.len(),
+            behind: inner.behind.len(),
+            streams: inner.streams.len(),
+            queued_bytes: self.queued.bytes.load(Ordering::Relaxed),
+            queued_events: self.queued.events.load(Ordering::Relaxed),
+            sent_events: self.queued.taken_events.load(Ordering::Relaxed),
+        }
     }
 }
 

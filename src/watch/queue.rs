@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -53,6 +53,13 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    fn events(&self) -> usize {
+        match &self.message {
+            Message::Events(events) => events.len(),
+            _ => 0,
+        }
+    }
+
     fn size_bytes(&self) -> usize {
         match &self.message {
             Message::Events(events) => {
@@ -61,6 +68,14 @@ impl Outgoing {
             _ => size_of::<Outgoing>(),
         }
     }
+}
+
+/// What waits on all streams together, and what has left them.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) bytes: AtomicUsize,
+    pub(super) events: AtomicUsize,
+    pub(super) taken_events: AtomicU64,
 }
 
 #[derive(Default)]
@@ -74,13 +89,12 @@ struct Waiting {
 /// The queue between the hub and one stream; the hub holds the other end.
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
-    /// Bytes waiting on all streams together.
-    total: Arc<AtomicUsize>,
+    total: Arc<Totals>,
     total_max: usize,
 }
 
 impl Queue {
-    pub(super) fn new(total: Arc<AtomicUsize>, total_max: usize) -> Queue {
+    pub(super) fn new(total: Arc<Totals>, total_max: usize) -> Queue {
         Queue { waiting: Mutex::default(), total, total_max }
     }
 
@@ -97,7 +111,7 @@ impl Queue {
         let mut waiting = self.waiting.lock();
         let full = waiting.bytes + size > STREAM_BYTES_MAX
             || waiting.messages.len() >= STREAM_MESSAGES_MAX
-            || self.total.load(Ordering::Relaxed) + size > self.total_max;
+            || self.total.bytes.load(Ordering::Relaxed) + size > self.total_max;
         if full && !waiting.messages.is_empty() {
             return false;
         }
@@ -112,7 +126,7 @@ impl Queue {
             && (waiting.messages.is_empty()
                 || (waiting.bytes < STREAM_BYTES_MAX / 2
                     && waiting.messages.len() < STREAM_MESSAGES_MAX / 2
-                    && self.total.load(Ordering::Relaxed) < self.total_max))
+                    && self.total.bytes.load(Ordering::Relaxed) < self.total_max))
     }
 
     /// True if nothing waits: the next batch is taken, whatever its size.
@@ -126,7 +140,8 @@ impl Queue {
             return;
         }
         waiting.bytes += size;
-        self.total.fetch_add(size, Ordering::Relaxed);
+        self.total.bytes.fetch_add(size, Ordering::Relaxed);
+        self.total.events.fetch_add(message.events(), Ordering::Relaxed);
         waiting.messages.push_back((message, size));
         if let Some(reader) = waiting.reader.take() {
             reader.wake();
@@ -145,7 +160,10 @@ impl Queue {
         };
         let before = waiting.bytes;
         waiting.bytes -= size;
-        self.total.fetch_sub(size, Ordering::Relaxed);
+        self.total.bytes.fetch_sub(size, Ordering::Relaxed);
+        let events = message.events();
+        self.total.events.fetch_sub(events, Ordering::Relaxed);
+        self.total.taken_events.fetch_add(events as u64, Ordering::Relaxed);
         let drained = waiting.messages.is_empty()
             || (before >= STREAM_BYTES_MAX / 2 && waiting.bytes < STREAM_BYTES_MAX / 2);
         Poll::Ready(Some((message, drained)))
@@ -155,7 +173,9 @@ impl Queue {
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;
-        self.total.fetch_sub(waiting.bytes, Ordering::Relaxed);
+        self.total.bytes.fetch_sub(waiting.bytes, Ordering::Relaxed);
+        let events = waiting.messages.iter().map(|(message, _)| message.events()).sum();
+        self.total.events.fetch_sub(events, Ordering::Relaxed);
         waiting.bytes = 0;
         waiting.messages.clear();
         if let Some(reader) = waiting.reader.take() {

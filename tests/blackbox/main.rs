@@ -3,4 +3,5 @@
 //! One binary, so that it links once; a file per subject.
 
 mod config;
+mod http;
 mod programs;

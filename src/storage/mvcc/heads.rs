@@ -40,6 +40,11 @@ impl Heads {
         self.cache.get(key).copied()
     }
 
+    /// Bytes held.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
     /// Remembers the newest version. The key is copied: a slice would pin the request's whole buffer.
     pub(super) fn insert(&mut self, key: &[u8], head: Option<KeyMeta>) {
         if let Some(mut known) = self.cache.get_mut(key) {

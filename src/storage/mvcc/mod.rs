@@ -18,6 +18,7 @@
 //! the revision and then reads sees that revision whole. Writes come from one place, [`write::WriteRun`], on one thread;
 //! reads may come from any. Nothing here knows leases' time, requests or Raft.
 
+pub mod activity;
 pub mod compaction;
 pub mod counts;
 pub mod hash;
@@ -34,6 +35,7 @@ use parking_lot::Mutex;
 
 use super::schema::{Family, MetaKey};
 use super::{Engine, EngineOptions, EngineSizes, StorageError};
+use activity::Activity;
 use counts::LiveCounts;
 use hash::CompactionHashes;
 use heads::Heads;
@@ -79,6 +81,7 @@ pub struct Store {
     counts: Mutex<LiveCounts>,
     compaction_hashes: Mutex<CompactionHashes>,
     size_estimate: AtomicU64,
+    activity: Activity,
 }
 
 impl Store {
@@ -102,6 +105,7 @@ impl Store {
             counts: Mutex::new(LiveCounts::unbuilt()),
             compaction_hashes: Mutex::default(),
             size_estimate: AtomicU64::new(size),
+            activity: Activity::default(),
         })
     }
 
@@ -118,6 +122,16 @@ impl Store {
     /// The engine below, for the records that other modules keep in it.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// How much was read and written.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Bytes held by the metadata cache.
+    pub fn heads_bytes(&self) -> u64 {
+        self.heads.lock().size_bytes()
     }
 
     /// Current sizes. Asks the engine, which takes it some microseconds: not for every request.
