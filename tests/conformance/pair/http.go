@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -58,7 +59,12 @@ func (s *Session) Metrics() (map[string]string, map[string]string) {
 			types[fields[2]] = fields[3]
 		case len(fields) >= 2 && fields[0] != "#":
 			at := strings.LastIndexByte(strings.TrimSpace(line), ' ')
-			values[strings.TrimSpace(line[:at])] = strings.TrimSpace(line[at:])
+			text := strings.TrimSpace(line[at:])
+			// Go writes large numbers with an exponent; the format takes both.
+			if number, err := strconv.ParseFloat(text, 64); err == nil {
+				text = strconv.FormatFloat(number, 'f', -1, 64)
+			}
+			values[strings.TrimSpace(line[:at])] = text
 		}
 	}
 	return values, types
