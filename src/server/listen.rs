@@ -21,7 +21,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tracing::{debug, warn};
 
-use super::acks::HoldAcks;
+use super::coalesce::coalesce;
 use crate::api::{ResponseBody, Services};
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
@@ -159,6 +159,7 @@ impl Door {
     where
         I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
+        let (io, flusher) = coalesce(io);
         let builder = Builder::new(TokioExecutor::new());
         let mut builder = match self.serves {
             Serves::Everything(..) => builder,
@@ -176,10 +177,10 @@ impl Door {
             .keep_alive_timeout(self.keepalive.timeout.unwrap_or(Duration::from_secs(20)));
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
         let guest = Guest { serves: self.serves.clone(), remote };
-        let connection = builder.serve_connection(HoldAcks::new(io), guest).into_owned();
+        let connection = builder.serve_connection(io, guest).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = flusher.run(connection).await {
                 debug!(%error, "connection ended");
             }
         });

@@ -5,7 +5,7 @@
 //! signal -> watches ended, connections drained -> leases recorded -> consensus, log, store closed
 //! ```
 
-mod acks;
+mod coalesce;
 mod listen;
 mod observer;
 

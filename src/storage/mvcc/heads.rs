@@ -11,8 +11,8 @@ use crate::storage::schema::KeyMeta;
 
 /// Bytes an entry costs besides its key: the value, the cache's links and hash slot, the allocation.
 const ENTRY_OVERHEAD: u64 = 128;
-/// Assumed mean key length, to size the cache's table.
-const MEAN_KEY_BYTES: u64 = 64;
+/// Entries that the table has room for at first; it grows. An idle member should not pay for a full cache.
+const FIRST_ENTRIES: usize = 4096;
 
 #[derive(Clone)]
 struct ByBytes;
@@ -30,9 +30,7 @@ pub(super) struct Heads {
 
 impl Heads {
     pub(super) fn new(budget_bytes: usize) -> Heads {
-        let budget = budget_bytes as u64;
-        let entries = usize::try_from(budget / (ENTRY_OVERHEAD + MEAN_KEY_BYTES)).unwrap_or(usize::MAX);
-        Heads { cache: Cache::with_weighter(entries, budget, ByBytes) }
+        Heads { cache: Cache::with_weighter(FIRST_ENTRIES, budget_bytes as u64, ByBytes) }
     }
 
     /// The newest version of a key; the outer `None` means "not known here".
