@@ -64,7 +64,8 @@ impl Store {
                     return Err(MvccError::FutureRevision);
                 }
             }
-            let revision = if requested <= 0 { current } else { requested };
+            // A negative revision is taken as it is: nothing was written below it.
+            let revision = if requested == 0 { current } else { requested };
             let hash = self.hash_records(compacted, revision, KeepTombstones::Never)?;
             if self.compacted() == compacted {
                 return Ok((RevisionHash { hash, compact_revision: compacted, revision }, current));

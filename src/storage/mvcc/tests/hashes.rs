@@ -31,6 +31,7 @@ fn hashes_are_etcds() {
     let store = open(dir.path());
     assert_eq!(hash(&store, 0), (1_084_519_789, NEVER_COMPACTED));
     vectors(&store);
+    assert_eq!(hash(&store, -1), (1_084_519_789, NEVER_COMPACTED));
     assert_eq!(hash(&store, 10), (65_650_297, NEVER_COMPACTED));
     assert_eq!(hash(&store, 0), (65_650_297, NEVER_COMPACTED));
     assert_eq!(hash(&store, 8), (1_544_106_079, NEVER_COMPACTED));
