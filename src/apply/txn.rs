@@ -9,7 +9,7 @@
 //! etcd's second step forgets that an earlier delete of the same path can take away the key that a put with
 //! `ignore_value` relies on, and dies at the third. Here the check follows the path's own deletes.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
@@ -23,7 +23,7 @@ use crate::proto::mvccpb;
 use crate::storage::StorageError;
 use crate::storage::mvcc::activity::Tally;
 use crate::storage::mvcc::write::Txn;
-use crate::storage::mvcc::{KeyRange, Store};
+use crate::storage::mvcc::{KeyRange, KeyRanges, Store};
 use crate::storage::schema::KeyMeta;
 
 /// Applies a put.
@@ -60,7 +60,8 @@ pub(super) fn txn(run: &mut Run<'_>, request: &pb::TxnRequest) -> Result<Outcome
     let leases = run.state.leases.read();
     let mut txn = run.write.begin();
     let path = choose(&txn, request)?;
-    let mut checks = PathChecks { txn: &txn, leases: &leases, deleted: Vec::new(), put: HashSet::new() };
+    let mut checks =
+        PathChecks { txn: &txn, leases: &leases, deleted: KeyRanges::default(), put: BTreeSet::new() };
     if let Err(refusal) = checks.walk(request, &path)? {
         return Ok(Err(refusal));
     }
@@ -216,8 +217,8 @@ fn satisfies(compare: &pb::Compare, meta: Option<&KeyMeta>, value: &[u8]) -> boo
 struct PathChecks<'a, 'r, 's> {
     txn: &'a Txn<'r, 's>,
     leases: &'a Leases,
-    deleted: Vec<KeyRange>,
-    put: HashSet<Bytes>,
+    deleted: KeyRanges,
+    put: BTreeSet<Bytes>,
 }
 
 impl PathChecks<'_, '_, '_> {
@@ -270,7 +271,7 @@ impl PathChecks<'_, '_, '_> {
         if self.put.contains(key) {
             return Ok(true);
         }
-        if self.deleted.iter().any(|range| range.contains(key)) {
+        if self.deleted.contains(key) {
             return Ok(false);
         }
         Ok(self.txn.head(key)?.is_some())
@@ -278,8 +279,13 @@ impl PathChecks<'_, '_, '_> {
 
     fn note_delete(&mut self, delete: &pb::DeleteRangeRequest) {
         let range = KeyRange::from_request(&delete.key, &delete.range_end);
-        self.put.retain(|key| !range.contains(key));
-        self.deleted.push(range);
+        if range.is_empty() {
+            return;
+        }
+        while let Some(key) = self.put.range::<[u8], _>(range.bounds()).next().cloned() {
+            self.put.remove(&key);
+        }
+        self.deleted.insert(&range);
     }
 }
 

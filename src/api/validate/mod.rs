@@ -8,6 +8,7 @@ use super::error::Error;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::proto::etcdserverpb::request_op::Request;
+use crate::storage::mvcc::{KeyRange, KeyRanges, RangeEnd};
 
 /// Checks a range.
 pub(super) fn range(request: &pb::RangeRequest) -> Result<(), Error> {
@@ -40,16 +41,20 @@ pub(super) fn delete_range(request: &pb::DeleteRangeRequest) -> Result<(), Error
     if request.key.is_empty() { Err(Error::EmptyKey) } else { Ok(()) }
 }
 
+/// Transactions nested in each other. The log's decoder refuses more than a hundred messages in each other, so does the
+/// one that requests come through, and what the first cannot read must never be proposed. etcd has no such bound.
+const NESTED_TXNS_MAX: usize = 48;
+
 /// Checks a transaction: sizes and operations first, then keys that it would change twice.
 pub(super) fn txn(request: &pb::TxnRequest, max_ops: usize) -> Result<(), Error> {
-    shape(request, max_ops)?;
+    shape(request, max_ops, NESTED_TXNS_MAX)?;
     changes(&request.success)?;
     changes(&request.failure)?;
     Ok(())
 }
 
 /// The budget of a nested transaction is what its parent's widest list leaves.
-fn shape(request: &pb::TxnRequest, budget: usize) -> Result<(), Error> {
+fn shape(request: &pb::TxnRequest, budget: usize, nested_max: usize) -> Result<(), Error> {
     let widest = request.compare.len().max(request.success.len()).max(request.failure.len());
     if widest > budget {
         return Err(Error::TooManyOps);
@@ -62,58 +67,72 @@ fn shape(request: &pb::TxnRequest, budget: usize) -> Result<(), Error> {
             Some(Request::RequestRange(request)) => range(request)?,
             Some(Request::RequestPut(request)) => put(request)?,
             Some(Request::RequestDeleteRange(request)) => delete_range(request)?,
-            Some(Request::RequestTxn(request)) => shape(request, budget - widest)?,
+            Some(Request::RequestTxn(_)) if nested_max == 0 => return Err(Error::TooManyOps),
+            Some(Request::RequestTxn(request)) => shape(request, budget - widest, nested_max - 1)?,
             None => return Err(Error::KeyNotFound),
         }
     }
     Ok(())
 }
 
-/// The keys put and the ranges deleted by some operations.
+/// The keys put and deleted by some operations.
 #[derive(Default)]
 struct Changes {
     puts: BTreeSet<Bytes>,
-    deletes: Vec<(Bytes, Bytes)>,
+    deletes: KeyRanges,
 }
 
 impl Changes {
-    /// A delete whose end is the single byte 0x00 covers nothing here: etcd takes it literally in this check.
-    fn deleted(&self, key: &Bytes) -> bool {
-        self.deletes
-            .iter()
-            .any(|(start, end)| if end.is_empty() { key == start } else { start <= key && key < end })
+    fn has(&self, key: &Bytes) -> bool {
+        self.puts.contains(key) || self.deletes.contains(key)
+    }
+
+    fn delete(&mut self, request: &pb::DeleteRangeRequest) {
+        let (start, range_end) = (request.key.clone(), request.range_end.clone());
+        // An end of the single byte 0x00 covers nothing here: etcd takes it literally in this check.
+        let end = if range_end.is_empty() { RangeEnd::Single } else { RangeEnd::Before(range_end) };
+        self.deletes.insert(&KeyRange { start, end });
+    }
+
+    fn extend(&mut self, mut other: Changes) {
+        if self.puts.len() < other.puts.len() {
+            std::mem::swap(&mut self.puts, &mut other.puts);
+        }
+        self.puts.extend(other.puts);
+        self.deletes.extend(other.deletes);
     }
 }
 
 /// Refuses a branch that changes a key twice; returns what it changes, nested branches included.
 ///
-/// etcd: `checkIntervals`
+/// A nested transaction is checked against the deletes of its level and against what came before it: a delete in a later
+/// one does not see it. Its own two branches exclude each other. etcd: `checkIntervals`
 fn changes(ops: &[pb::RequestOp]) -> Result<Changes, Error> {
     let mut level = Changes::default();
     for op in ops {
         if let Some(Request::RequestDeleteRange(delete)) = &op.request {
-            level.deletes.push((delete.key.clone(), delete.range_end.clone()));
+            level.delete(delete);
         }
     }
     for op in ops {
         let Some(Request::RequestTxn(nested)) = &op.request else { continue };
         let success = changes(&nested.success)?;
         let failure = changes(&nested.failure)?;
-        for key in success.puts.iter().chain(&failure.puts) {
-            if level.deleted(key) || level.puts.contains(key) {
-                return Err(Error::DuplicateKey);
-            }
+        if success.puts.iter().chain(&failure.puts).any(|key| level.has(key)) {
+            return Err(Error::DuplicateKey);
         }
-        level.puts.extend(success.puts);
-        level.puts.extend(failure.puts);
-        level.deletes.extend(success.deletes);
-        level.deletes.extend(failure.deletes);
+        level.extend(success);
+        level.extend(failure);
     }
     for op in ops {
         let Some(Request::RequestPut(put)) = &op.request else { continue };
-        if level.deleted(&put.key) || !level.puts.insert(put.key.clone()) {
+        if level.has(&put.key) {
             return Err(Error::DuplicateKey);
         }
+        level.puts.insert(put.key.clone());
     }
     Ok(level)
 }
+
+#[cfg(test)]
+mod tests;

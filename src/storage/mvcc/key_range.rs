@@ -1,5 +1,8 @@
 //! Key ranges as etcd's API states them.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
 use bytes::Bytes;
 
 /// Where a range ends. etcd: `range_end`.
@@ -57,6 +60,16 @@ impl KeyRange {
         }
     }
 
+    /// The range as bounds for ordered maps, which panic if it is empty.
+    pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+        let end = match &self.end {
+            RangeEnd::Unbounded => Bound::Unbounded,
+            RangeEnd::Before(end) => Bound::Excluded(&end[..]),
+            RangeEnd::Single => Bound::Included(&self.start[..]),
+        };
+        (Bound::Included(&self.start[..]), end)
+    }
+
     /// The rest of the range after `key`.
     pub fn after(&self, key: &[u8]) -> KeyRange {
         let start = [key, b"\0"].concat();
@@ -74,6 +87,61 @@ impl KeyRange {
             other => other.clone(),
         };
         KeyRange { start: Bytes::copy_from_slice(&self.start), end }
+    }
+}
+
+/// A set of keys as ranges that neither overlap nor touch: asking and adding cost a look into an ordered map.
+#[derive(Clone, Debug, Default)]
+pub struct KeyRanges {
+    /// Start to end; no end for the last keys.
+    ranges: BTreeMap<Bytes, Option<Bytes>>,
+}
+
+impl KeyRanges {
+    /// Adds the keys of a range.
+    pub fn insert(&mut self, range: &KeyRange) {
+        if range.is_empty() {
+            return;
+        }
+        let end = match &range.end {
+            RangeEnd::Single => Some(Bytes::from([&range.start[..], b"\0"].concat())),
+            RangeEnd::Before(end) => Some(end.clone()),
+            RangeEnd::Unbounded => None,
+        };
+        self.insert_between(range.start.clone(), end);
+    }
+
+    /// Adds the keys of another set.
+    pub fn extend(&mut self, mut other: KeyRanges) {
+        if self.ranges.len() < other.ranges.len() {
+            std::mem::swap(self, &mut other);
+        }
+        for (start, end) in other.ranges {
+            self.insert_between(start, end);
+        }
+    }
+
+    /// True if `key` is in the set.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        let below = self.ranges.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
+        below.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| *key < **end))
+    }
+
+    fn insert_between(&mut self, mut start: Bytes, mut end: Option<Bytes>) {
+        // Whatever begins at or before the end, from the last one on, until one ends before the start.
+        loop {
+            let reach = end.clone().map_or(Bound::Unbounded, Bound::Included);
+            let last = self.ranges.range::<Bytes, _>((Bound::Unbounded, reach)).next_back();
+            let Some((other_start, other_end)) = last else { break };
+            if other_end.as_ref().is_some_and(|other_end| *other_end < start) {
+                break;
+            }
+            let (other_start, other_end) = (other_start.clone(), other_end.clone());
+            self.ranges.remove(&other_start);
+            start = start.min(other_start);
+            end = end.zip(other_end).map(|(end, other_end)| end.max(other_end));
+        }
+        self.ranges.insert(start, end);
     }
 }
 
@@ -99,5 +167,38 @@ mod tests {
         let rest = range(b"a", b"c").after(b"ab");
         assert!(!rest.contains(b"ab") && rest.contains(b"ab\0"));
         assert!(range(b"a", b"").after(b"a").is_empty());
+    }
+
+    #[test]
+    fn sets_hold_the_keys_of_their_ranges() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let key = |random: &mut fastrand::Rng| -> Bytes {
+            (0..random.usize(1..3)).map(|_| [0, b'a', b'b', 0xFF][random.usize(..4)]).collect()
+        };
+        for _ in 0..500 {
+            let mut ranges = Vec::new();
+            let (mut set, mut other) = (KeyRanges::default(), KeyRanges::default());
+            for _ in 0..random.usize(..8) {
+                let end = match random.u8(..6) {
+                    0 => RangeEnd::Unbounded,
+                    1..3 => RangeEnd::Single,
+                    _ => RangeEnd::Before(key(&mut random)),
+                };
+                let range = KeyRange { start: key(&mut random), end };
+                if random.bool() { &mut set } else { &mut other }.insert(&range);
+                ranges.push(range);
+            }
+            set.extend(other);
+            for _ in 0..20 {
+                let key = key(&mut random);
+                let expected = ranges.iter().any(|range| range.contains(&key));
+                assert_eq!(set.contains(&key), expected, "{key:?} in {ranges:?}: {set:?}");
+            }
+            let ends = set.ranges.values().zip(set.ranges.keys().skip(1));
+            assert!(
+                ends.into_iter().all(|(end, next)| end.as_ref().is_some_and(|end| end < next)),
+                "{set:?}"
+            );
+        }
     }
 }

@@ -40,7 +40,7 @@ use counts::LiveCounts;
 use hash::CompactionHashes;
 use heads::Heads;
 
-pub use key_range::{KeyRange, RangeEnd};
+pub use key_range::{KeyRange, KeyRanges, RangeEnd};
 
 /// The revision of a store that was never written.
 pub const FIRST_REVISION: i64 = 1;

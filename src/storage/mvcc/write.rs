@@ -11,13 +11,12 @@
 //! sees nothing of a run before its commit. A run that is dropped without a commit leaves no trace.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use super::read::{Change, Event, KeyRecord};
-use super::{KeyRange, RangeEnd, Store};
+use super::{KeyRange, Store};
 use crate::storage::StorageError;
 use crate::storage::engine::Batch;
 use crate::storage::schema::{self, Family, KeyMeta, MetaKey, SubRevision};
@@ -192,7 +191,7 @@ impl<'s> Txn<'_, 's> {
             }
             return Ok(());
         }
-        let mut changed = self.run.overlay.range::<[u8], _>(overlay_bounds(range)).peekable();
+        let mut changed = self.run.overlay.range::<[u8], _>(range.bounds()).peekable();
         let mut scan = self.run.store.scan(range, self.run.store.revision());
         let mut stored = scan.next()?;
         loop {
@@ -307,13 +306,4 @@ impl<'s> Txn<'_, 's> {
         })?;
         Ok(out)
     }
-}
-
-fn overlay_bounds(range: &KeyRange) -> (Bound<&[u8]>, Bound<&[u8]>) {
-    let end = match &range.end {
-        RangeEnd::Unbounded => Bound::Unbounded,
-        RangeEnd::Before(end) => Bound::Excluded(&end[..]),
-        RangeEnd::Single => Bound::Included(&range.start[..]),
-    };
-    (Bound::Included(&range.start[..]), end)
 }
