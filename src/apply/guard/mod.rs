@@ -29,5 +29,6 @@ fn changes_keys(command: &Kind) -> bool {
             | Kind::Compaction(_)
             | Kind::LeaseGrant(_)
             | Kind::LeaseRevoke(_)
+            | Kind::LeaseExpire(_)
     )
 }
