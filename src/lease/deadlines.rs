@@ -29,7 +29,16 @@ struct Deadline {
     /// Remaining time as of the last record; the time to live if there is none.
     recorded: Duration,
     has_checkpoint: bool,
+    /// The log is being asked to remove the record; a new one must not slip in behind that.
+    clearing: bool,
     renewed: bool,
+}
+
+impl Deadline {
+    fn full(now: Instant, ttl: Duration, renewed: bool) -> Deadline {
+        let expires = after(now, ttl);
+        Deadline { expires, ttl, recorded: ttl, has_checkpoint: false, clearing: false, renewed }
+    }
 }
 
 /// The outcome of a renewal.
@@ -62,16 +71,15 @@ impl Deadlines {
             let has_checkpoint = record.remaining_seconds > 0;
             let left = if has_checkpoint { seconds(record.remaining_seconds).min(ttl) } else { ttl };
             let expires = after(now, left + extra);
-            let deadline = Deadline { expires, ttl, recorded: left, has_checkpoint, renewed: false };
+            let deadline =
+                Deadline { expires, ttl, recorded: left, has_checkpoint, clearing: false, renewed: false };
             self.set(record.id, deadline);
         }
     }
 
     /// Starts the clock of a granted lease.
     pub fn grant(&mut self, id: i64, ttl_seconds: i64, now: Instant) {
-        let ttl = seconds(ttl_seconds);
-        let expires = after(now, ttl);
-        self.set(id, Deadline { expires, ttl, recorded: ttl, has_checkpoint: false, renewed: false });
+        self.set(id, Deadline::full(now, seconds(ttl_seconds), false));
     }
 
     /// Forgets a lease.
@@ -83,16 +91,16 @@ impl Deadlines {
 
     /// Gives a lease its full time again.
     pub fn renew(&mut self, id: i64, now: Instant) -> Renewal {
-        let Some(deadline) = self.by_id.get(&id).copied() else { return Renewal::Unknown };
+        let Some(deadline) = self.by_id.get_mut(&id) else { return Renewal::Unknown };
         if deadline.expires <= now {
             return Renewal::Expired;
         }
         if deadline.has_checkpoint {
+            deadline.clearing = true;
             return Renewal::ClearFirst;
         }
         let ttl = deadline.ttl;
-        let expires = after(now, ttl);
-        self.set(id, Deadline { expires, ttl, recorded: ttl, has_checkpoint: false, renewed: true });
+        self.set(id, Deadline::full(now, ttl, true));
         Renewal::Renewed(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX))
     }
 
@@ -100,6 +108,7 @@ impl Deadlines {
     pub fn cleared(&mut self, id: i64) {
         if let Some(deadline) = self.by_id.get_mut(&id) {
             deadline.has_checkpoint = false;
+            deadline.clearing = false;
             deadline.recorded = deadline.ttl;
         }
     }
@@ -130,7 +139,9 @@ impl Deadlines {
             .iter()
             .filter_map(|(id, deadline)| {
                 let left = deadline.expires.saturating_duration_since(now);
-                let due = !left.is_zero() && (all && left < deadline.recorded || deadline.is_due(left));
+                let due = !deadline.clearing
+                    && !left.is_zero()
+                    && (all && left < deadline.recorded || deadline.is_due(left));
                 due.then_some((*id, left))
             })
             .take(limit)
@@ -228,5 +239,106 @@ mod tests {
     fn centuries_do_not_overflow() {
         let (deadlines, now) = granted(9_000_000_000);
         assert!(deadlines.remaining_seconds(1, now).is_some_and(|left| left > 1_000_000_000));
+    }
+
+    /// One lease as its holder sees it, and as the log has it.
+    struct Holder {
+        expires: Instant,
+        ttl: Duration,
+    }
+
+    /// Whatever is granted, renewed, recorded and revoked, and however a renewal and a record cross each other: a lease
+    /// expires when it was promised to, and a restart gives it no less than was promised, nor much more.
+    #[test]
+    fn no_lease_is_cut_short() {
+        const TTLS: [i64; 9] = [i64::MIN, -1, 0, 1, 2, 61, 3600, 9_000_000_000, i64::MAX];
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut now = crate::clock::now();
+            let (mut deadlines, mut leases) = (Deadlines::default(), Leases::default());
+            let mut holders: HashMap<i64, Holder> = HashMap::new();
+            for _ in 0..200 {
+                let id = random.i64(1..8);
+                match random.u8(..12) {
+                    0..3 => {
+                        let ttl = TTLS[random.usize(..TTLS.len())];
+                        if leases.grant(id, ttl).is_some() {
+                            deadlines.grant(id, ttl, now);
+                            let ttl = seconds(ttl);
+                            holders.insert(id, Holder { expires: after(now, ttl), ttl });
+                        }
+                    }
+                    3 => {
+                        leases.remove(id);
+                        deadlines.revoke(id);
+                        holders.remove(&id);
+                    }
+                    4..7 => {
+                        let mut renewal = deadlines.renew(id, now);
+                        if renewal == Renewal::ClearFirst {
+                            leases.checkpoint(id, 0);
+                            now += SECOND * random.u32(..3);
+                            record(&mut random, &mut deadlines, &mut leases, now);
+                            deadlines.cleared(id);
+                            renewal = deadlines.renew(id, now);
+                        }
+                        match holders.get_mut(&id) {
+                            None => assert_eq!(renewal, Renewal::Unknown),
+                            Some(holder) if holder.expires <= now => assert_eq!(renewal, Renewal::Expired),
+                            Some(holder) => {
+                                let ttl = i64::try_from(holder.ttl.as_secs()).expect("it was an i64");
+                                assert_eq!(renewal, Renewal::Renewed(ttl));
+                                holder.expires = after(now, holder.ttl);
+                            }
+                        }
+                    }
+                    7..9 => record(&mut random, &mut deadlines, &mut leases, now),
+                    _ => now += Duration::from_millis(random.u64(..30_000)),
+                }
+                let mut expired = deadlines.expired(now, usize::MAX);
+                expired.sort_unstable();
+                let mut expected: Vec<i64> =
+                    holders.iter().filter(|(_, holder)| holder.expires <= now).map(|(id, _)| *id).collect();
+                expected.sort_unstable();
+                assert_eq!(expired, expected);
+                assert_eq!(deadlines.ids_by_expiry().count(), holders.len());
+                let mut restarted = Deadlines::default();
+                restarted.take_over(&leases, now, Duration::ZERO);
+                for (id, holder) in &holders {
+                    let left = holder.expires.saturating_duration_since(now).as_secs();
+                    let left = i64::try_from(left).unwrap_or(i64::MAX);
+                    assert!(
+                        restarted.remaining_seconds(*id, now) >= Some(left),
+                        "seed {seed}: lease {id} is cut short"
+                    );
+                }
+            }
+            loop {
+                let due = deadlines.take_checkpoints(now, 2, true);
+                if due.is_empty() {
+                    break;
+                }
+                for (id, left) in due {
+                    leases.checkpoint(id, left);
+                }
+            }
+            let mut restarted = Deadlines::default();
+            restarted.take_over(&leases, now, Duration::ZERO);
+            for (id, holder) in holders.iter().filter(|(_, holder)| holder.expires > now) {
+                let left = i64::try_from((holder.expires - now).as_secs()).unwrap_or(i64::MAX);
+                let again = restarted.remaining_seconds(*id, now).expect("the lease is there");
+                assert!(
+                    (left..=left + 1).contains(&again),
+                    "seed {seed}: {left} s left, {again} s after a restart"
+                );
+            }
+        }
+    }
+
+    fn record(random: &mut fastrand::Rng, deadlines: &mut Deadlines, leases: &mut Leases, now: Instant) {
+        for (id, left) in deadlines.take_checkpoints(now, random.usize(1..5), random.u8(..4) == 0) {
+            assert!(left > 0, "nothing is recorded of a lease that is over");
+            leases.checkpoint(id, left);
+        }
     }
 }
