@@ -65,6 +65,11 @@ pub enum Error {
     Storage(String),
 }
 
+/// What tonic says when a message ends early.
+pub(super) const CUT_SHORT: &str = "Unexpected EOF decoding stream.";
+/// What tonic says before the reason why a message does not decode.
+pub(super) const UNDECODABLE: &str = "failed to decode Protobuf message: ";
+
 impl Error {
     /// The gRPC code and the text.
     fn parts(&self) -> (Code, &str) {
@@ -103,6 +108,20 @@ impl Error {
     }
 }
 
+/// Gives the reason why a message of a stream could not be read the words of grpc-go.
+pub(super) fn unreadable(status: Status) -> Status {
+    if status.code() != Code::Internal {
+        return status;
+    }
+    match (status.message(), status.message().strip_prefix(UNDECODABLE)) {
+        (CUT_SHORT, _) => Status::internal("unexpected EOF"),
+        (_, Some(rest)) => {
+            Status::internal(format!("grpc: failed to unmarshal the received message: {rest}"))
+        }
+        _ => status,
+    }
+}
+
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let (code, text) = error.parts();
@@ -132,6 +151,7 @@ impl From<Refusal> for Error {
             Refusal::KeyNotFound => Error::KeyNotFound,
             Refusal::LeaseNotFound | Refusal::StaleJudgement => Error::LeaseNotFound,
             Refusal::LeaseExists => Error::LeaseExists,
+            Refusal::LeaseTtlTooLarge => Error::LeaseTtlTooLarge,
             Refusal::Compacted => Error::Compacted,
             Refusal::FutureRevision => Error::FutureRevision,
             Refusal::NoSpace => Error::NoSpace,

@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
-use super::error::Error;
+use super::error::{Error, unreadable};
 use super::kv::{on_thread, unexpected};
 use crate::apply::Reply;
 use crate::clock;
@@ -17,8 +17,6 @@ use crate::proto::etcdserverpb as pb;
 use crate::proto::server::lease_server::Lease;
 use crate::proto::skegpb::command::Kind;
 
-/// Longest time to live, in seconds. etcd: `server/lease/lessor.go`.
-const TTL_MAX_SECONDS: i64 = 9_000_000_000;
 /// Time to live in answers about a lease that does not exist.
 const NO_SUCH_LEASE_TTL: i64 = -1;
 
@@ -46,9 +44,6 @@ impl Lease for LeaseService {
     ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
         let mut request = request.into_inner();
         self.context.check_quota(&Kind::LeaseGrant(request)).await?;
-        if request.ttl > TTL_MAX_SECONDS {
-            return Err(Error::LeaseTtlTooLarge.into());
-        }
         request.ttl = request.ttl.max(self.context.limits.min_lease_ttl);
         if request.id == 0 {
             request.id = self.ids.next();
@@ -81,7 +76,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         let state = (Arc::clone(&self.context), request.into_inner());
         let answers = stream::try_unfold(state, |(context, mut requests)| async move {
-            match requests.message().await? {
+            match requests.message().await.map_err(unreadable)? {
                 None => Ok(None),
                 Some(request) => {
                     let header = Some(context.header());

@@ -14,8 +14,8 @@ use crate::proto::etcdserverpb as pb;
 use crate::proto::server::maintenance_server::Maintenance;
 use crate::proto::skegpb::command::Kind;
 
-/// The quota reported when none is set by flag is etcd's default; this is what "off" reports.
-const NO_QUOTA: i64 = 0;
+/// What is reported as quota when it is off.
+const NO_QUOTA: i64 = -1;
 
 /// The Maintenance service.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl Maintenance for MaintenanceService {
         }
         let cluster = context.state.cluster.read();
         for alarm in cluster.alarms_of_type(pb::AlarmType::None as i32) {
-            errors.push(format!("memberID:{} alarm:{} ", alarm.member_id, alarm.alarm().as_str_name()));
+            errors.push(alarm_text(alarm));
         }
         let storage_version = cluster.version().unwrap_or_default().to_owned();
         drop(cluster);
@@ -127,5 +127,15 @@ impl Maintenance for MaintenanceService {
         _: Request<pb::DowngradeRequest>,
     ) -> Result<Response<pb::DowngradeResponse>, Status> {
         Err(later::not_yet("etcdserverpb.Maintenance/Downgrade"))
+    }
+}
+
+/// The text form of an alarm in protobuf: a field at its default is left out, an enum without a name is its number.
+fn alarm_text(alarm: pb::AlarmMember) -> String {
+    let kind = pb::AlarmType::try_from(alarm.alarm)
+        .map_or_else(|_| alarm.alarm.to_string(), |kind| kind.as_str_name().to_owned());
+    match alarm.member_id {
+        0 => format!("alarm:{kind}"),
+        id => format!("memberID:{id} alarm:{kind}"),
     }
 }

@@ -18,7 +18,7 @@ use tracing::warn;
 
 use super::cluster::ClusterService;
 use super::counted::{Call, RequestBody, ResponseBody};
-use super::error::Error;
+use super::error::{CUT_SHORT, Error, UNDECODABLE, unreadable};
 use super::health::HealthService;
 use super::kv::KvService;
 use super::lease::LeaseService;
@@ -98,7 +98,7 @@ impl Services {
             return refused(call.refuse(status));
         }
         let slow = (method.kind() == MethodKind::Unary).then_some(self.context.limits.slow_request);
-        let watched = Watched { call, slow, remote };
+        let watched = Watched { call, streams: method.kind() != MethodKind::Unary, slow, remote };
         match method.service() {
             "etcdserverpb.KV" => self.call_kv(request, watched),
             "etcdserverpb.Watch" => answer(self.watch.clone(), request, watched),
@@ -165,6 +165,8 @@ impl Services {
 /// A call under way, and when it counts as slow.
 struct Watched {
     call: Call,
+    /// More than one message may go one way or the other.
+    streams: bool,
     slow: Option<Duration>,
     remote: Option<SocketAddr>,
 }
@@ -209,19 +211,20 @@ where
     let response = server.call(request.map(|body| watched.call.request_body(body)));
     Box::pin(async move {
         let Ok(response) = response.await;
-        watched.answered(uri.path(), reword(response))
+        let response = reword(response, watched.streams);
+        watched.answered(uri.path(), response)
     })
 }
 
 /// Gives errors of the gRPC layer itself the code and text that grpc-go gives them.
-fn reword(response: http::Response<Body>) -> http::Response<Body> {
-    match grpc_go_status(response.headers()) {
+fn reword(response: http::Response<Body>, streams: bool) -> http::Response<Body> {
+    match grpc_go_status(response.headers(), streams) {
         Some(status) => status.into_http(),
         None => response,
     }
 }
 
-fn grpc_go_status(headers: &HeaderMap) -> Option<Status> {
+fn grpc_go_status(headers: &HeaderMap, streams: bool) -> Option<Status> {
     let status = Status::from_header_map(headers)?;
     let text = status.message();
     match status.code() {
@@ -232,10 +235,20 @@ fn grpc_go_status(headers: &HeaderMap) -> Option<Status> {
             let text = format!("grpc: received message larger than max ({found} vs. {limit})");
             Some(Status::resource_exhausted(text))
         }
-        Code::Internal => {
-            let rest = text.strip_prefix("failed to decode Protobuf message: ")?;
-            Some(Status::internal(format!("grpc: error unmarshalling request: {rest}")))
-        }
+        Code::Internal if streams => match text {
+            "Missing request message." => Some(Status::internal(
+                "cardinality violation: received no request message from non-client-streaming RPC",
+            )),
+            _ => Some(unreadable(status)),
+        },
+        Code::Internal => match text {
+            "Missing request message." => Some(Status::unknown("EOF")),
+            CUT_SHORT => Some(Status::unknown("unexpected EOF")),
+            _ => {
+                let rest = text.strip_prefix(UNDECODABLE)?;
+                Some(Status::internal(format!("grpc: error unmarshalling request: {rest}")))
+            }
+        },
         Code::Unimplemented => {
             let (_, rest) = text.split_once("Content is compressed with `")?;
             let (encoding, _) = rest.split_once('`')?;

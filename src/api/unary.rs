@@ -51,17 +51,23 @@ where
         }
         let so_far: &[u8] = if parts.is_empty() { &whole } else { &parts };
         if let Some(length) = check_length(so_far, max_bytes)? {
-            if so_far.len() > PREFIX_BYTES + length {
-                return Err(Status::internal("grpc: more than one message in a unary call"));
+            let wanted = PREFIX_BYTES + length;
+            if so_far.len() >= wanted {
+                // What follows the one message is not looked at, as in grpc-go.
+                break;
             }
-            parts.reserve(if parts.is_empty() { 0 } else { PREFIX_BYTES + length - parts.len() });
+            parts.reserve(if parts.is_empty() { 0 } else { wanted - parts.len() });
         }
     }
     let mut whole = if parts.is_empty() { whole } else { parts.freeze() };
-    let length = check_length(&whole, max_bytes)?;
-    if length != Some(whole.len().saturating_sub(PREFIX_BYTES)) {
-        return Err(Status::internal("unexpected EOF"));
+    if whole.len() < PREFIX_BYTES {
+        return Err(Status::unknown("EOF"));
     }
+    let length = check_length(&whole, max_bytes)?.unwrap_or_default();
+    if whole.len() < PREFIX_BYTES + length {
+        return Err(Status::unknown("unexpected EOF"));
+    }
+    whole.truncate(PREFIX_BYTES + length);
     let compressed = whole.first() == Some(&1);
     whole.advance(PREFIX_BYTES);
     if compressed {
@@ -89,9 +95,9 @@ fn accepts_gzip(headers: &HeaderMap) -> Result<bool, Status> {
 fn decompress(compressed: &[u8], max_bytes: usize) -> Result<Bytes, Status> {
     let mut plain = Vec::new();
     let mut reader = flate2::read::GzDecoder::new(compressed).take(max_bytes as u64 + 1);
-    reader.read_to_end(&mut plain).map_err(|error| {
-        Status::internal(format!("grpc: failed to decompress the received message: {error}"))
-    })?;
+    reader
+        .read_to_end(&mut plain)
+        .map_err(|error| Status::internal(format!("grpc: failed to decompress the message: {error}")))?;
     if plain.len() > max_bytes {
         let text = format!("grpc: received message after decompression larger than max {max_bytes}");
         return Err(Status::resource_exhausted(text));

@@ -14,7 +14,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Context;
-use super::error::Error;
+use super::error::{Error, unreadable};
 use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::watch_create_request::FilterType;
@@ -114,7 +114,7 @@ impl Responses {
                 Poll::Ready(Some(Err(status))) if status.code() == Code::Cancelled => {
                     return Poll::Ready(Status::cancelled("etcdserver: watch canceled"));
                 }
-                Poll::Ready(Some(Err(status))) => return Poll::Ready(status),
+                Poll::Ready(Some(Err(status))) => return Poll::Ready(unreadable(status)),
             }
         }
         Poll::Pending

@@ -37,6 +37,9 @@ use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
 use crate::storage::schema::{self, Family, MetaKey};
 
+/// Longest time to live of a lease, in seconds. etcd: `server/lease/lessor.go`.
+const TTL_MAX_SECONDS: i64 = 9_000_000_000;
+
 /// The replicated state. Changed only by [`Run`]; read by everyone.
 #[derive(Clone)]
 pub struct State {
@@ -199,6 +202,9 @@ impl<'s> Run<'s> {
     }
 
     fn grant(&mut self, request: &pb::LeaseGrantRequest) -> Outcome {
+        if request.ttl > TTL_MAX_SECONDS {
+            return Err(Refusal::LeaseTtlTooLarge);
+        }
         let record = self.state.leases.write().grant(request.id, request.ttl).ok_or(Refusal::LeaseExists)?;
         self.write_lease(&record);
         self.effects.leases.push(LeaseChange::Granted(record.id, record.ttl_seconds));

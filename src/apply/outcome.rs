@@ -38,6 +38,9 @@ pub enum Refusal {
     /// The lease id is in use.
     #[error("lease already exists")]
     LeaseExists,
+    /// The lease's time to live is above the longest.
+    #[error("too large lease TTL")]
+    LeaseTtlTooLarge,
     /// The revision is compacted.
     #[error("required revision has been compacted")]
     Compacted,

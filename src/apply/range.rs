@@ -131,17 +131,20 @@ fn passes(request: &RangeRequest, meta: &KeyMeta) -> bool {
         && within(meta.create_revision, request.min_create_revision, request.max_create_revision)
 }
 
-/// Sorts by the request's target; a target other than the key without an order sorts ascending, as etcd does.
+/// Sorts by the request's target; a target other than the key without an order sorts ascending, as etcd does. Equal keys
+/// stay in key order, descending too, as they do in etcd while there are few.
 fn sort(kvs: &mut [mvccpb::KeyValue], request: &RangeRequest) {
     let target = SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key);
-    match target {
-        SortTarget::Key => {}
-        SortTarget::Version => kvs.sort_by_key(|kv| kv.version),
-        SortTarget::Create => kvs.sort_by_key(|kv| kv.create_revision),
-        SortTarget::Mod => kvs.sort_by_key(|kv| kv.mod_revision),
-        SortTarget::Value => kvs.sort_by(|a, b| a.value.cmp(&b.value)),
-    }
+    let compare = |a: &mvccpb::KeyValue, b: &mvccpb::KeyValue| match target {
+        SortTarget::Key => a.key.cmp(&b.key),
+        SortTarget::Version => a.version.cmp(&b.version),
+        SortTarget::Create => a.create_revision.cmp(&b.create_revision),
+        SortTarget::Mod => a.mod_revision.cmp(&b.mod_revision),
+        SortTarget::Value => a.value.cmp(&b.value),
+    };
     if request.sort_order == SortOrder::Descend as i32 {
-        kvs.reverse();
+        kvs.sort_by(|a, b| compare(b, a));
+    } else if target != SortTarget::Key {
+        kvs.sort_by(compare);
     }
 }

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use http::{Response, StatusCode, Version, header};
+use http::{HeaderValue, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -200,13 +200,24 @@ impl Service<http::Request<Incoming>> for Guest {
             }
             Serves::Everything(services, _) | Serves::Grpc(services) => services,
         };
-        if !is_grpc(&request) {
-            return Box::pin(std::future::ready(
-                Ok(unsupported_media_type(&request).map(ResponseBody::from)),
-            ));
-        }
+        let content_type =
+            request.headers().get(header::CONTENT_TYPE).map_or(b"".as_slice(), HeaderValue::as_bytes);
+        let own = match grpc_content_type(content_type) {
+            Ok(own) => own,
+            Err(status) => {
+                let response = unsupported_media_type(&status).map(ResponseBody::from);
+                return Box::pin(std::future::ready(Ok(response)));
+            }
+        };
         let answer = services.call(request, self.remote);
-        Box::pin(async move { Ok(answer.await) })
+        match own {
+            None => Box::pin(async move { Ok(answer.await) }),
+            Some(own) => Box::pin(async move {
+                let mut answer = answer.await;
+                answer.headers_mut().insert(header::CONTENT_TYPE, own);
+                Ok(answer)
+            }),
+        }
     }
 }
 
@@ -219,17 +230,31 @@ fn plain(
     Box::pin(async move { Ok(gateway.call(request, port).await.map(ResponseBody::from)) })
 }
 
-fn is_grpc(request: &http::Request<Incoming>) -> bool {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+/// The content type of the answer, if it is not plain gRPC: whatever subtype is asked for, the messages are protobuf, as in etcd.
+///
+/// # Errors
+/// The status for a request that is not gRPC.
+fn grpc_content_type(asked: &[u8]) -> Result<Option<HeaderValue>, Status> {
+    const GRPC: &[u8] = b"application/grpc";
+    if asked == GRPC {
+        return Ok(None);
+    }
+    let asked = asked.to_ascii_lowercase();
+    match asked.strip_prefix(GRPC) {
+        Some([]) => Ok(None),
+        Some([b'+' | b';', subtype @ ..]) => {
+            Ok(HeaderValue::from_bytes(&[GRPC, b"+", subtype].concat()).ok())
+        }
+        _ => {
+            let asked = String::from_utf8_lossy(&asked);
+            Err(Status::invalid_argument(format!("invalid gRPC request content-type \"{asked}\"")))
+        }
+    }
 }
 
 /// What grpc-go answers to HTTP/2 requests of another kind.
-fn unsupported_media_type(request: &http::Request<Incoming>) -> Response<Body> {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    let content_type = content_type.map_or("", |value| value.to_str().unwrap_or("?"));
-    let text = format!("invalid gRPC request content-type {content_type:?}");
-    let mut response = Status::invalid_argument(text).into_http();
+fn unsupported_media_type(status: &Status) -> Response<Body> {
+    let mut response = status.clone().into_http();
     *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     response
 }

@@ -75,6 +75,8 @@ pub(super) struct Watcher {
     pub(super) watch_id: i64,
     pub(super) queue: Arc<Queue>,
     pub(super) view: View,
+    /// The first revision that the client asked for; 0 for whatever comes next.
+    start_revision: i64,
     /// The first revision not yet queued for the watcher.
     pub(super) next_revision: i64,
     pub(super) synced: bool,
@@ -94,6 +96,11 @@ impl Watcher {
     /// True if a batch made for the watcher will not be in vain.
     pub(super) fn has_room(&self) -> bool {
         if self.waits_for_drain { self.queue.is_drained() } else { self.queue.has_room() }
+    }
+
+    /// True if everything up to the revision has been queued for the watcher, and it has begun.
+    fn is_level(&self, revision: i64) -> bool {
+        self.synced && self.start_revision <= revision
     }
 
     pub(super) fn mark_active(&mut self) {
@@ -328,6 +335,7 @@ impl WatchStream {
             watch_id,
             queue: Arc::clone(&self.queue),
             view,
+            start_revision: request.start_revision,
             next_revision,
             synced: false,
             waits_for_drain: false,
@@ -358,14 +366,15 @@ impl WatchStream {
         self.queue.push(Outgoing { watch_id, revision, fragment: false, message: Message::Canceled });
     }
 
-    /// Queues one progress message for all watchers, if each is level and past its start; otherwise nothing.
+    /// Queues one progress message for all watchers, if each is level and past its start; otherwise nothing. A watcher
+    /// ended by compaction is not level until the client cancels it.
     pub fn request_progress(&self) {
         let inner = self.hub.inner.lock();
         let Some(stream) = inner.streams.get(&self.id) else { return };
         let mut any = false;
-        for slot in stream.ids.values().flatten() {
-            let Some(watcher) = inner.watchers.get(slot) else { continue };
-            if !watcher.synced || watcher.next_revision > inner.revision + 1 {
+        for slot in stream.ids.values() {
+            let watcher = slot.and_then(|slot| inner.watchers.get(&slot));
+            if !watcher.is_some_and(|watcher| watcher.is_level(inner.revision)) {
                 return;
             }
             any = true;
@@ -385,8 +394,7 @@ impl WatchStream {
         for slot in stream.ids.values().flatten() {
             let Some(watcher) = inner.watchers.get_mut(slot) else { continue };
             let quiet = !std::mem::take(&mut watcher.active);
-            let level = watcher.synced && watcher.next_revision <= revision + 1;
-            if watcher.progress_notify && quiet && level {
+            if watcher.progress_notify && quiet && watcher.is_level(revision) {
                 watcher.queue.push(watcher.outgoing(revision, Message::Progress));
             }
         }
