@@ -3,6 +3,7 @@ package conformance
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -165,7 +166,8 @@ func TestEtcdctl(t *testing.T) {
 			}
 			for _, format := range []string{"simple", "table"} {
 				out := s.Launch("", etcdctl, "endpoint", "status", "-w", format).Output()
-				// Terms and indexes stand as bare numbers here.
+				// Terms and indexes stand as bare numbers here, and sizes have units.
+				out = regexp.MustCompile(`[0-9.]+ [kMG]?B`).ReplaceAllString(out, "")
 				s.Note("endpoint status -w "+format, strings.Join(strings.FieldsFunc(out, func(r rune) bool { return strings.ContainsRune("0123456789 ─\n", r) }), "~"))
 			}
 			run(s, fmt.Sprintf("endpoint hashkv --rev=%d", s.Revision+2), "endpoint hashkv --rev=9999999", "version", "defrag", "defrag --cluster", "member list --hex")

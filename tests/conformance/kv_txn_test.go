@@ -69,7 +69,7 @@ func TestTxnValidation(t *testing.T) {
 			s.Txn(txn(comparesOf(2), ops(txn(nil, nil, opsOf(127))), nil))
 		}},
 		{name: "kv/4.5-deeply-nested", script: func(s *pair.Session) {
-			for _, depth := range []int{2, 5, 60, 127, 128, 129} {
+			for _, depth := range []int{2, 5, 20, 40, deepest} {
 				request := do(put("deep", fmt.Sprint(depth)))
 				for range depth - 1 {
 					request = do(request)

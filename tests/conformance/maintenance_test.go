@@ -115,22 +115,6 @@ func TestMaintenance(t *testing.T) {
 			s.Put(put("a", "2"))
 			s.Require(first != hash(), "the hash does not see a write")
 		}},
-		{name: "maintenance/9-move-leader", script: func(s *pair.Session) {
-			for _, target := range []uint64{0, 1, math.MaxUint64} {
-				s.Call("Maintenance/MoveLeader", &pb.MoveLeaderRequest{TargetID: target}, &pb.MoveLeaderResponse{})
-			}
-		}},
-		{name: "maintenance/9-downgrade-refusals", script: func(s *pair.Session) {
-			for action := range int32(4) {
-				for _, version := range []string{"", "x", "3", "3.x", "3.7", "3.8", "3.5", "2.6", "3.6.0.1", "3.7.0", "-3.6"} {
-					if action == 2 {
-						continue
-					}
-					s.Call("Maintenance/Downgrade", &pb.DowngradeRequest{Action: pb.DowngradeRequest_DowngradeAction(action), Version: version}, &pb.DowngradeResponse{})
-				}
-			}
-			s.Call("Maintenance/Downgrade", &pb.DowngradeRequest{Action: -1, Version: "3.6"}, &pb.DowngradeResponse{})
-		}},
 		{name: "maintenance/14-health", script: func(s *pair.Session) {
 			for _, service := range []string{"", "etcdserverpb.KV", "none"} {
 				s.Health(&grpc_health_v1.HealthCheckRequest{Service: service})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -310,21 +311,19 @@ func randomTxn(r *rand.Rand, depth int) *pb.TxnRequest {
 	return request
 }
 
-// disarm takes ignore_value and ignore_lease out of the puts of a transaction that has a from-key delete: etcd dies of such a put when the
-// delete removes its key (TestDeadlyTxn).
+// disarm narrows from-key deletes of a transaction that cover the key of one of its puts to their first key: etcd can be ended by such a
+// transaction in two ways (TestDeadlyRequests).
 func disarm(request *pb.TxnRequest) {
-	deletes := false
-	eachOp(request, func(operation *pb.RequestOp) {
-		if r := operation.GetRequestDeleteRange(); r != nil && string(r.RangeEnd) == fromKey {
-			deletes = true
-		}
-	})
-	if !deletes {
-		return
-	}
+	var puts []string
 	eachOp(request, func(operation *pb.RequestOp) {
 		if r := operation.GetRequestPut(); r != nil {
-			r.IgnoreValue, r.IgnoreLease = false, false
+			puts = append(puts, string(r.Key))
+		}
+	})
+	eachOp(request, func(operation *pb.RequestOp) {
+		r := operation.GetRequestDeleteRange()
+		if r != nil && string(r.RangeEnd) == fromKey && slices.ContainsFunc(puts, func(key string) bool { return key >= string(r.Key) }) {
+			r.RangeEnd = nil
 		}
 	})
 }

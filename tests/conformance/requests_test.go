@@ -10,6 +10,9 @@ import (
 
 // Short forms of requests. Strings hold any bytes.
 
+// deepest is how many transactions may be nested in each other for skeg: docs/compatibility.md.
+const deepest = 49
+
 // fromKey is the range_end that means every key from key on.
 const fromKey = "\x00"
 

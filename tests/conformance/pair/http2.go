@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"strings"
 
 	"golang.org/x/net/http2"
@@ -77,8 +78,10 @@ func readAnswer(framer *http2.Framer) (string, error) {
 			}
 		case *http2.MetaHeadersFrame:
 			for _, field := range next.Fields {
-				if shown[field.Name] {
-					fields = append(fields, field.Name+"="+undecodable(field.Value))
+				// Which characters of a message are escaped is left open; an empty one may be left out.
+				value, err := url.PathUnescape(field.Value)
+				if err == nil && shown[field.Name] && value != "" {
+					fields = append(fields, field.Name+"="+undecodable(value))
 				}
 			}
 			ended = next.StreamEnded()
@@ -99,11 +102,12 @@ func readAnswer(framer *http2.Framer) (string, error) {
 	}
 }
 
-// undecodable cuts off the decoder's own words, as ErrorText does.
+// undecodable cuts off the decoder's own words about a message.
 func undecodable(message string) string {
-	const start = "grpc: error unmarshalling request: "
-	if strings.HasPrefix(message, start) {
-		return start + "…"
+	for _, start := range []string{"grpc: error unmarshalling request: ", "grpc: failed to unmarshal the received message: ", "grpc: failed to decompress the message: "} {
+		if strings.HasPrefix(message, start) {
+			return start + "…"
+		}
 	}
 	return message
 }

@@ -1,14 +1,16 @@
 package pair
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -176,6 +178,17 @@ func (s *Session) Ask(path string, payload []byte) error {
 
 // RangeStream asks KV/RangeStream and records the merged result; it returns the messages as they came.
 func (s *Session) RangeStream(r *pb.RangeRequest) []*pb.RangeResponse {
+	return s.rangeStream(r, func(*pb.RangeResponse) {})
+}
+
+// RangeStreamUnordered asks KV/RangeStream and records the merged result, sorted by key.
+func (s *Session) RangeStreamUnordered(r *pb.RangeRequest) {
+	s.rangeStream(r, func(merged *pb.RangeResponse) {
+		slices.SortFunc(merged.Kvs, func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.Key, b.Key) })
+	})
+}
+
+func (s *Session) rangeStream(r *pb.RangeRequest, arrange func(*pb.RangeResponse)) []*pb.RangeResponse {
 	ctx, cancel := context.WithTimeout(s.ctx, AnswerLimit)
 	defer cancel()
 	asked := "KV/RangeStream " + Text(r)
@@ -190,6 +203,7 @@ func (s *Session) RangeStream(r *pb.RangeRequest) []*pb.RangeResponse {
 		}
 	}
 	if errors.Is(err, io.EOF) {
+		arrange(merged)
 		s.record(asked, Text(Normalise(merged)))
 	} else {
 		s.record(asked, ErrorText(err))
@@ -203,11 +217,10 @@ func ErrorText(err error) string {
 	if err == nil {
 		return "OK"
 	}
-	const undecodable = "grpc: error unmarshalling request: "
 	answer, _ := status.FromError(err)
 	message := answer.Message()
-	if answer.Code() == codes.Internal && strings.HasPrefix(message, undecodable) {
-		message = undecodable + "…"
+	if answer.Code() == codes.Internal {
+		message = undecodable(message)
 	}
 	text := fmt.Sprintf("error %v: %s", answer.Code(), message)
 	if len(answer.Details()) > 0 {
