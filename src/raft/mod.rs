@@ -21,3 +21,6 @@ mod types;
 
 pub use node::{AppliedChanges, Node, NodeCounts, NodeOptions, ProposeError, RaftStatus, StartError};
 pub use read_index::ReadError;
+
+#[cfg(test)]
+mod tests;
