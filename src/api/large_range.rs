@@ -101,7 +101,7 @@ impl Rest {
     ) {
         let context = Arc::clone(&self.context);
         let rest = self.encoder.rest(&self.range);
-        let mut scan = context.state.store.scan(&rest, self.revision);
+        let mut scan = context.state.store.scan_past_cache(&rest, self.revision);
         let trailer = match self.measure(&mut scan) {
             Err(error) => {
                 let _ = measured.send(Err(error));

@@ -412,9 +412,9 @@ settings! {
     Skeg {
         "skeg-memtable-bytes" skeg_memtable_bytes: Unsigned = "134217728",
             Effective, "Memory for writes that are not in a table file yet.";
-        "skeg-block-cache-bytes" skeg_block_cache_bytes: Unsigned = "268435456",
+        "skeg-block-cache-bytes" skeg_block_cache_bytes: Unsigned = "134217728",
             Effective, "Memory for blocks read from table files.";
-        "skeg-metadata-cache-bytes" skeg_metadata_cache_bytes: Unsigned = "268435456",
+        "skeg-metadata-cache-bytes" skeg_metadata_cache_bytes: Unsigned = "134217728",
             Effective, "Memory for revisions, versions and leases of hot keys.";
         "skeg-watch-ring-bytes" skeg_watch_ring_bytes: Unsigned = "67108864",
             Effective, "Memory for recent events; watchers further behind read from disk.";

@@ -182,7 +182,23 @@ impl Engine {
 
     /// Iterates a family between two encoded bounds, `to` excluded and absent for the family's end.
     pub fn iterate(&self, family: Family, from: &[u8], to: Option<Vec<u8>>) -> DBRawIterator<'_> {
+        self.iterate_with(ReadOptions::default(), family, from, to)
+    }
+
+    /// As [`Engine::iterate`], leaving the block cache to others: for reads of most of a family.
+    pub fn iterate_past_cache(&self, family: Family, from: &[u8], to: Option<Vec<u8>>) -> DBRawIterator<'_> {
         let mut options = ReadOptions::default();
+        options.fill_cache(false);
+        self.iterate_with(options, family, from, to)
+    }
+
+    fn iterate_with(
+        &self,
+        mut options: ReadOptions,
+        family: Family,
+        from: &[u8],
+        to: Option<Vec<u8>>,
+    ) -> DBRawIterator<'_> {
         options.set_total_order_seek(true);
         options.set_auto_readahead_size(true);
         if let Some(to) = to {

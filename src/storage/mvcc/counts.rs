@@ -197,7 +197,7 @@ impl Store {
         loop {
             let revision = self.revision();
             let mut fences = vec![Fence { start: Box::default(), live: 0 }];
-            let mut scan = self.scan(&everything(), revision);
+            let mut scan = self.scan_past_cache(&everything(), revision);
             while let Some(record) = scan.next()? {
                 let last = fences.len() - 1;
                 if fences[last].live >= SPLIT_AT / 2 {

@@ -79,7 +79,7 @@ impl Store {
         let mut crc = 0;
         for family in Family::ALL {
             crc = crc32c::crc32c_append(crc, family.name().as_bytes());
-            let mut iterator = self.engine.iterate(family, b"", None);
+            let mut iterator = self.engine.iterate_past_cache(family, b"", None);
             while let Some((key, value)) = iterator.item() {
                 if family != Family::Meta || key != position {
                     crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, key), value);
@@ -143,7 +143,7 @@ struct Versions<'s> {
 
 impl<'s> Versions<'s> {
     fn new(store: &'s Store, compacted: i64, revision: i64, keep: KeepTombstones) -> Versions<'s> {
-        let iterator = store.engine.iterate(Family::Kv, b"", None);
+        let iterator = store.engine.iterate_past_cache(Family::Kv, b"", None);
         Versions { iterator, compacted, revision, keep, any_kept: false, buffer: Vec::new() }
     }
 

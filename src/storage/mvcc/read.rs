@@ -4,8 +4,8 @@ use bytes::Bytes;
 use rocksdb::{DBPinnableSlice, DBRawIterator};
 
 use super::{KeyRange, RangeEnd, Store};
-use crate::storage::StorageError;
 use crate::storage::schema::{self, Family, KeyMeta, SubRevision};
+use crate::storage::{Engine, StorageError};
 
 /// Versions stepped over one by one before a seek to the next key is cheaper.
 const STEPS_BEFORE_SEEK: u32 = 8;
@@ -145,6 +145,20 @@ impl Store {
 
     /// Walks the live keys of a range in key order as of a revision.
     pub fn scan(&self, range: &KeyRange, revision: i64) -> Scan<'_> {
+        self.scan_with(Engine::iterate, range, revision)
+    }
+
+    /// As [`Store::scan`], leaving the block cache to others: for walks over much of the store.
+    pub fn scan_past_cache(&self, range: &KeyRange, revision: i64) -> Scan<'_> {
+        self.scan_with(Engine::iterate_past_cache, range, revision)
+    }
+
+    fn scan_with<'s>(
+        &'s self,
+        iterate: fn(&'s Engine, Family, &[u8], Option<Vec<u8>>) -> DBRawIterator<'s>,
+        range: &KeyRange,
+        revision: i64,
+    ) -> Scan<'s> {
         let mut from = Vec::with_capacity(range.start.len() + 2);
         schema::put_key_bound(&mut from, &range.start);
         let to = match &range.end {
@@ -153,7 +167,7 @@ impl Store {
             RangeEnd::Single => Some(bound(&[&range.start[..], b"\0"].concat())),
         };
         Scan {
-            iterator: self.engine.iterate(Family::Kv, &from, to),
+            iterator: iterate(&self.engine, Family::Kv, &from, to),
             from,
             revision,
             key: Vec::new(),
