@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tonic::Status;
 
 use super::error::Error;
@@ -54,6 +55,8 @@ pub struct Context {
     pub limits: Limits,
     /// Counters to add to.
     pub metrics: Arc<Metrics>,
+    /// The latest compaction whose second half is done, told by its task.
+    pub finished_compaction: watch::Receiver<i64>,
 }
 
 impl Context {

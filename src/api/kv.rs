@@ -116,7 +116,12 @@ impl Kv for KvService {
     ) -> Result<Response<pb::CompactionResponse>, Status> {
         let request = request.into_inner();
         let physical = request.physical;
-        match self.0.apply(Kind::Compaction(request)).await? {
+        let applied = self.0.apply(Kind::Compaction(request)).await;
+        if physical {
+            // Also when it is refused: an earlier one of the same revision may still be under way.
+            self.0.compactions_finished().await?;
+        }
+        match applied? {
             Reply::Compaction(mut response) => {
                 if physical {
                     self.0.rewrite().await?;
@@ -268,6 +273,14 @@ impl Context {
             }
         };
         Ok(on_thread(work).await?)
+    }
+
+    /// Waits until the second half of every compaction so far is done.
+    async fn compactions_finished(&self) -> Result<(), Error> {
+        let compacted = self.state.store.compacted();
+        let mut finished = self.finished_compaction.clone();
+        finished.wait_for(|finished| *finished >= compacted).await.map_err(|_| Error::Stopped)?;
+        Ok(())
     }
 
     /// Rewrites the store's files without unreachable versions.

@@ -162,10 +162,21 @@ impl Member {
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
         let limits = limits(config);
-        let context = Arc::new(Context { member_id, cluster_id, node, state, hub, limits, metrics });
+        let (compaction_finished, finished_compaction) = watch::channel(state.store.compacted());
+        let context = Arc::new(Context {
+            member_id,
+            cluster_id,
+            node,
+            state,
+            hub,
+            limits,
+            metrics,
+            finished_compaction,
+        });
         gateway.attach(Arc::clone(&context));
         join(&context, config).await?;
-        let (tasks, failures) = spawn_tasks(&context, compactions, config.member.snapshot_count);
+        let (tasks, failures) =
+            spawn_tasks(&context, compactions, compaction_finished, config.member.snapshot_count);
         Ok(Member { context, _data_dir: data_dir, failures: tokio::sync::Mutex::new(failures), tasks })
     }
 
@@ -254,6 +265,7 @@ async fn join(context: &Context, config: &Config) -> anyhow::Result<()> {
 fn spawn_tasks(
     context: &Arc<Context>,
     compactions: mpsc::UnboundedReceiver<Compaction>,
+    compaction_finished: watch::Sender<i64>,
     snapshot_count: u64,
 ) -> (Vec<tokio::task::JoinHandle<()>>, mpsc::Receiver<anyhow::Error>) {
     let (failed, failures) = mpsc::channel(1);
@@ -271,7 +283,7 @@ fn spawn_tasks(
     let tasks = vec![
         supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
         supervised("compaction", failed.clone(), {
-            let run = task::compaction::run(store(), compactions, metrics());
+            let run = task::compaction::run(store(), compactions, metrics(), compaction_finished);
             async { Ok(run.await?) }
         }),
         supervised("count index", failed, counting),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 use crate::apply::Compaction;
@@ -11,7 +11,7 @@ use crate::storage::StorageError;
 use crate::storage::mvcc::Store;
 use crate::telemetry::metrics::Metrics;
 
-/// Finishes compactions one after the other, in order.
+/// Finishes compactions one after the other, in order, and tells of each.
 ///
 /// # Errors
 /// The storage's: the member must stop then.
@@ -19,24 +19,26 @@ pub async fn run(
     store: Arc<Store>,
     mut compactions: mpsc::UnboundedReceiver<Compaction>,
     metrics: Arc<Metrics>,
+    finished: watch::Sender<i64>,
 ) -> Result<(), StorageError> {
     while let Some(compaction) = compactions.recv().await {
         let store = Arc::clone(&store);
         let started = clock::now();
-        let finished = tokio::task::spawn_blocking(move || {
+        let work = tokio::task::spawn_blocking(move || {
             store.finish_compaction(compaction.previous, compaction.revision)?;
             if store.wants_rewrite() {
                 store.rewrite()?;
             }
             Ok::<(), StorageError>(())
         });
-        match finished.await {
+        match work.await {
             Ok(result) => result?,
             Err(error) if error.is_cancelled() => return Ok(()),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
         metrics.mvcc.compaction_millis.observe(clock::now().duration_since(started).as_secs_f64() * 1000.0);
         metrics.mvcc.compaction_last.set(i64::try_from(clock::unix_millis() / 1000).unwrap_or(i64::MAX));
+        finished.send_replace(compaction.revision);
         info!(revision = compaction.revision, "finished compaction");
     }
     Ok(())
