@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -86,10 +87,10 @@ func runAll(ctx context.Context, arguments []string) error {
 	results, failure := bench.Run(ctx, wanted)
 	table := compare.Table(results)
 	fmt.Print(table)
-	if failure != nil || *write == "" {
+	if *write == "" {
 		return failure
 	}
-	return compare.Write(*write, compare.Setting(revision(), bench.Quick), table)
+	return errors.Join(failure, compare.Write(*write, compare.Setting(revision(), bench.Quick), table))
 }
 
 // revision names the commit that is measured.

@@ -7,6 +7,7 @@ package compare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -67,7 +68,7 @@ var flags = []string{"--quota-backend-bytes", "8589934592"}
 // Results are the samples of each scenario by server.
 type Results map[string]map[string][]Sample
 
-// Run measures the scenarios whose names start with one of the wanted names, all if there is none.
+// Run measures the scenarios whose names start with one of the wanted names, all if there is none. One that fails leaves its rows out.
 func (b *Bench) Run(ctx context.Context, wanted []string) (Results, error) {
 	dir, err := temporary()
 	if err != nil {
@@ -76,35 +77,43 @@ func (b *Bench) Run(ctx context.Context, wanted []string) (Results, error) {
 	b.dir = dir
 	defer func() { _ = os.RemoveAll(dir) }()
 	results := Results{}
+	var failures []error
 	for _, scenario := range Scenarios() {
-		if !chosen(scenario.Name, wanted) {
-			continue
-		}
-		rounds := scenario.Rounds
-		if b.Quick {
-			rounds = 1
-		}
-		results[scenario.Name] = map[string][]Sample{}
-		for round := range rounds {
-			servers := []string{"etcd", "skeg"}
-			if scenario.SkegOnly {
-				servers = []string{"skeg"}
-			}
-			if round%2 == 1 {
-				slices.Reverse(servers)
-			}
-			for _, server := range servers {
-				started := time.Now()
-				sample, err := scenario.Measure(ctx, b, server)
-				if err != nil {
-					return results, fmt.Errorf("%s, %s: %w", scenario.Name, server, err)
-				}
-				results[scenario.Name][server] = append(results[scenario.Name][server], sample)
-				b.report(scenario.Name, server, sample, time.Since(started))
-			}
+		if chosen(scenario.Name, wanted) && ctx.Err() == nil {
+			samples, err := b.measureAll(ctx, scenario)
+			results[scenario.Name] = samples
+			failures = append(failures, err)
 		}
 	}
-	return results, nil
+	return results, errors.Join(append(failures, ctx.Err())...)
+}
+
+// measureAll measures both servers in turn, until one fails.
+func (b *Bench) measureAll(ctx context.Context, scenario Scenario) (map[string][]Sample, error) {
+	rounds := scenario.Rounds
+	if b.Quick {
+		rounds = 1
+	}
+	samples := map[string][]Sample{}
+	for round := range rounds {
+		servers := []string{"etcd", "skeg"}
+		if scenario.SkegOnly {
+			servers = []string{"skeg"}
+		}
+		if round%2 == 1 {
+			slices.Reverse(servers)
+		}
+		for _, server := range servers {
+			started := time.Now()
+			sample, err := scenario.Measure(ctx, b, server)
+			if err != nil {
+				return samples, fmt.Errorf("%s, %s: %w", scenario.Name, server, err)
+			}
+			samples[server] = append(samples[server], sample)
+			b.report(scenario.Name, server, sample, time.Since(started))
+		}
+	}
+	return samples, nil
 }
 
 func chosen(name string, wanted []string) bool {
@@ -119,13 +128,21 @@ func (b *Bench) report(scenario, server string, sample Sample, took time.Duratio
 	}
 }
 
-// onePinned puts the server on the first core and the client on the second; bothCores lets both run anywhere.
+// onePinned puts the server on the first core and the client on the second.
 func (b *Bench) onePinned() (server, client process.Placement) {
 	return process.Placement{Cores: "0", Nice: b.Nice}, process.Placement{Cores: "1", Nice: b.Nice}
 }
 
+// bothCores lets server and client run anywhere.
 func (b *Bench) bothCores() (server, client process.Placement) {
 	return process.Placement{Nice: b.Nice}, process.Placement{Nice: b.Nice}
+}
+
+// realTime is onePinned, before all other processes.
+func (b *Bench) realTime() (server, client process.Placement) {
+	server, client = b.onePinned()
+	server.RealTime, client.RealTime = true, true
+	return server, client
 }
 
 // start runs a fresh server by name.

@@ -28,7 +28,7 @@ const (
 // Scenarios are all loads, in the order of the table.
 func Scenarios() []Scenario {
 	scenarios := []Scenario{
-		{Name: "put-1-", Rounds: 5, Measure: puts(1, 2_500, (*Bench).onePinned), Goals: []Goal{
+		{Name: "put-1-", Rounds: 5, Measure: puts(1, 2_500, (*Bench).realTime), Goals: []Goal{
 			{Work: "put, 1 client", What: "p50", Figure: "put-1.p50_ms", Most: 1},
 			{Work: "put, 1 client", What: "p99", Figure: "put-1.p99_ms", Most: 1},
 			{Work: "put, 1 client", What: "server CPU", Figure: "put-1.cpu_us"},
@@ -101,7 +101,8 @@ func Scenarios() []Scenario {
 			{Work: "put, sync takes 10 ms, 100 clients", What: "throughput", Figure: "slow-disk-100.per_s", Least: 1},
 		}},
 		Scenario{Name: "written", Rounds: 1, Measure: written, Goals: []Goal{
-			{Work: "bytes written to disk per put", What: "300 k puts, 100 clients", Figure: "written.disk_B", Most: 0.6},
+			{Work: "bytes written to disk per put", What: "etcd's tool: one value for all", Figure: "written-same.disk_B", Most: 0.6},
+			{Work: "bytes written to disk per put", What: "random values, which do not compress", Figure: "written-random.disk_B", Most: 0.6},
 		}},
 		Scenario{Name: "check", Rounds: 1, Measure: checks, Goals: []Goal{
 			{Work: "etcdctl check perf --load l", What: "throughput", Figure: "check-perf.per_s"},
@@ -132,7 +133,7 @@ func puts(clients, total int, place placing) func(context.Context, *Bench, strin
 			return nil, err
 		}
 		defer server.Remove()
-		arguments := []string{"put", "--sequential-keys", "--key-space-size", "100000000", "--key-size", "32", "--val-size", "256", "--total"}
+		arguments := newKeys()
 		// The first puts open connections and files.
 		if _, err = b.etcds(ctx, server, onClient, clients, append(arguments, strconv.Itoa(total/10))...); err != nil {
 			return nil, err
@@ -140,6 +141,11 @@ func puts(clients, total int, place placing) func(context.Context, *Bench, strin
 		done, err := b.etcds(ctx, server, onClient, clients, append(arguments, strconv.Itoa(b.pick(total, total/4)))...)
 		return done.sample(fmt.Sprintf("put-%d", clients)), err
 	}
+}
+
+// newKeys are the arguments of etcd's tool for puts of new keys; the total follows.
+func newKeys() []string {
+	return []string{"put", "--sequential-keys", "--key-space-size", "100000000", "--key-size", "32", "--val-size", "256", "--total"}
 }
 
 func rangeScenario(kind string, clients int) Scenario {
@@ -417,8 +423,7 @@ func slowDisk(ctx context.Context, b *Bench, name string) (Sample, error) {
 	defer server.Remove()
 	sample := Sample{}
 	for clients, total := range map[int]int{1: b.pick(300, 100), 100: b.pick(20_000, 5_000)} {
-		done, err := b.etcds(ctx, server, onClient, clients, "put", "--sequential-keys", "--key-space-size", "100000000",
-			"--key-size", "32", "--val-size", "256", "--total", strconv.Itoa(total))
+		done, err := b.etcds(ctx, server, onClient, clients, append(newKeys(), strconv.Itoa(total))...)
 		if err != nil {
 			return nil, err
 		}
@@ -427,30 +432,52 @@ func slowDisk(ctx context.Context, b *Bench, name string) (Sample, error) {
 	return sample, nil
 }
 
-// written counts what reaches the disk for each put: flushes and compactions behind the puts belong to them.
+// written counts what reaches the disk for each put: flushes and compactions behind the puts belong to them. Values as etcd's tool
+// makes them, and random ones.
 func written(ctx context.Context, b *Bench, name string) (Sample, error) {
+	total := strconv.Itoa(b.pick(200_000, 50_000))
+	sample := Sample{}
+	for figure, fill := range map[string]func(*process.Server, process.Placement) (measured, error){
+		"written-same.disk_B": func(server *process.Server, onClient process.Placement) (measured, error) {
+			return b.etcds(ctx, server, onClient, 100, append(newKeys(), total)...)
+		},
+		"written-random.disk_B": func(server *process.Server, onClient process.Placement) (measured, error) {
+			return b.own(ctx, server, onClient, "fill", "-keys", total, "-clients", "100", "-connections", "100")
+		},
+	} {
+		perPut, err := b.diskBytes(name, fill)
+		if err != nil {
+			return nil, err
+		}
+		sample[figure] = perPut
+	}
+	return sample, nil
+}
+
+// diskBytes runs a load on a disk of its own and returns the bytes written for each of its operations.
+func (b *Bench) diskBytes(name string, load func(*process.Server, process.Placement) (measured, error)) (float64, error) {
 	disk, err := loopdisk.Mount(b.dir)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer disk.Remove()
 	onServer, onClient := b.bothCores()
 	server, err := b.startIn(name, disk.Path, onServer)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer server.Remove()
 	before, err := disk.WrittenBytes()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	done, err := b.own(ctx, server, onClient, "fill", "-keys", strconv.Itoa(b.pick(300_000, 50_000)), "-clients", "100", "-connections", "100")
+	done, err := load(server, onClient)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	time.Sleep(settling)
 	after, err := disk.WrittenBytes()
-	return Sample{"written.disk_B": float64(after-before) / float64(done.Operations)}, err
+	return float64(after-before) / float64(done.Operations), err
 }
 
 var (

@@ -19,16 +19,16 @@ const pageKeys = 500
 
 // fill puts every key once, TxnOps at a time.
 func fill(ctx context.Context, s Settings) (Result, error) {
-	text := value(s.ValueBytes)
+	text := newValues(s.ValueBytes)
 	s.Total = (s.Keys + s.TxnOps - 1) / s.TxnOps
 	result, err := repeat(ctx, s, func(ctx context.Context, conn *grpc.ClientConn, _, n int) error {
 		if s.TxnOps == 1 {
-			_, err := call(ctx, conn, putPath, &pb.PutRequest{Key: key(n), Value: text})
+			_, err := call(ctx, conn, putPath, &pb.PutRequest{Key: key(n), Value: text.next()})
 			return err
 		}
 		request := &pb.TxnRequest{}
 		for i := n * s.TxnOps; i < min((n+1)*s.TxnOps, s.Keys); i++ {
-			put := &pb.PutRequest{Key: key(i), Value: text}
+			put := &pb.PutRequest{Key: key(i), Value: text.next()}
 			request.Success = append(request.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: put}})
 		}
 		_, err := call(ctx, conn, txnPath, request)
@@ -151,7 +151,7 @@ func listStream(ctx context.Context, conn *grpc.ClientConn, _ Settings) (int, er
 
 // txn is kube-apiserver's update: put if the key is as it was last seen, else get it. Each client has keys of its own.
 func txn(ctx context.Context, s Settings) (Result, error) {
-	text := value(s.ValueBytes)
+	text := newValues(s.ValueBytes)
 	perClient := max(1, s.Keys/s.Clients)
 	type client struct {
 		modRevision map[int]int64
@@ -171,7 +171,7 @@ func txn(ctx context.Context, s Settings) (Result, error) {
 				Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, Key: name,
 				TargetUnion: &pb.Compare_ModRevision{ModRevision: own.modRevision[n]},
 			}},
-			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: name, Value: text}}}},
+			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: name, Value: text.next()}}}},
 			Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: name}}}},
 		})
 		if err != nil {
@@ -221,7 +221,7 @@ func fanout(ctx context.Context, s Settings) (Result, error) {
 			events <- err
 		})
 	}
-	text := value(s.ValueBytes)
+	text := newValues(s.ValueBytes)
 	putters := s
 	putters.Connections = min(len(conns), s.Clients)
 	start := time.Now()
@@ -229,8 +229,8 @@ func fanout(ctx context.Context, s Settings) (Result, error) {
 	var putErr error
 	putting.Go(func() {
 		_, putErr = repeat(ctx, putters, func(ctx context.Context, conn *grpc.ClientConn, _, n int) error {
-			stamped := protowire.AppendFixed64(make([]byte, 0, len(text)), uint64(time.Since(origin)))
-			_, err := call(ctx, conn, putPath, &pb.PutRequest{Key: key(n % 1000), Value: append(stamped, text[8:]...)})
+			stamped := protowire.AppendFixed64(make([]byte, 0, s.ValueBytes), uint64(time.Since(origin)))
+			_, err := call(ctx, conn, putPath, &pb.PutRequest{Key: key(n % 1000), Value: append(stamped, text.next()[8:]...)})
 			return err
 		})
 	})

@@ -7,7 +7,6 @@ package load
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -85,14 +84,29 @@ func prefixEnd() []byte {
 	return end
 }
 
-// value returns bytes that do not compress, the first eight free for a time stamp.
-func value(size int) []byte {
+// values gives every operation a value of its own: one that repeats from key to key would compress to nothing in a store that
+// compresses, and so would one that does not look random.
+type values struct {
+	pool []byte
+	size int
+}
+
+// poolBytes is far larger than what a store compresses at once.
+const poolBytes = 4 << 20
+
+func newValues(size int) values {
 	random := rand.New(rand.NewPCG(1, uint64(size)))
-	text := make([]byte, 0, size+8)
-	for len(text) < size {
-		text = binary.LittleEndian.AppendUint64(text, random.Uint64())
+	pool := make([]byte, 0, poolBytes+size+8)
+	for len(pool) < poolBytes+size {
+		pool = binary.LittleEndian.AppendUint64(pool, random.Uint64())
 	}
-	return text[:size]
+	return values{pool, size}
+}
+
+// next returns some value. It is shared: not to be written to.
+func (v values) next() []byte {
+	at := rand.IntN(poolBytes)
+	return v.pool[at : at+v.size]
 }
 
 // connect opens the connections of a load.
@@ -157,7 +171,11 @@ func repeat(ctx context.Context, s Settings, do operation) (Result, error) {
 	}
 	wait.Wait()
 	result := summarise(slices.Concat(latencies...), time.Since(start))
-	return result, errors.Join(failures...)
+	// One failure says it all: the others are its like.
+	if failed := slices.IndexFunc(failures, func(failure error) bool { return failure != nil }); failed >= 0 {
+		return result, failures[failed]
+	}
+	return result, nil
 }
 
 func summarise(latencies []time.Duration, took time.Duration) Result {
