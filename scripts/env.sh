@@ -36,6 +36,7 @@ need_toolchain() {
   command -v cargo >/dev/null 2>&1 || { say "Rust is missing: see rustup.rs"; exit 1; }
   need c++ g++
   need make make
+  need protoc protobuf-compiler
   have_libclang || install_packages libclang-dev
 }
 

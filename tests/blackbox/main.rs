@@ -2,6 +2,13 @@
 //!
 //! One binary, so that it links once; a file per subject.
 
+mod clients;
 mod config;
+mod crash;
+mod disk;
 mod http;
+mod lease;
+mod member;
+mod mount;
+mod process;
 mod programs;
