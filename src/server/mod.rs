@@ -87,9 +87,10 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
         info!(address = %listener.url(), "serving plain HTTP insecurely; this is strongly discouraged!");
         open(listener, Serves::Http(gateway.clone(), Port::Client));
     }
+    // Before anybody is told: the kernel drops a signal to process 1 that nothing catches.
+    let mut signals = Signals::catch().context("catch signals")?;
     info!("ready to serve client requests");
     process::notify_ready();
-    let mut signals = Signals::catch().context("catch signals")?;
     let ending = tokio::select! {
         signal = signals.next() => Ok(Ending::Signalled(signal)),
         failure = member.failed() => Err(failure),

@@ -2,6 +2,12 @@
 //!
 //! One binary, so that it links once; a file per subject.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that fails says where, and its output is shown"
+)]
+
 mod clients;
 mod config;
 mod crash;
