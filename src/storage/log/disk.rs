@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
+
 use super::error::LogError;
 
 /// Why a write is made: tests make one kind fail.
@@ -18,6 +20,17 @@ pub(super) enum Purpose {
     Append,
     /// A segment made ahead: a failure is tried again later.
     Prepare,
+}
+
+/// The largest block of direct writes that is worth it.
+pub(super) const DIRECT_ALIGN_MAX: usize = 4096;
+
+/// A file that is written past the page cache.
+#[derive(Debug)]
+pub(super) struct Direct {
+    pub(super) file: File,
+    /// What offsets, lengths and addresses must be multiples of.
+    pub(super) align: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -83,6 +96,23 @@ impl Disk {
 
     pub(super) fn open(&self, name: &str) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(self.path(name))
+    }
+
+    /// Opens a file for direct writes, if the file system says that it takes them and in which blocks (Linux 6.1).
+    /// Without syncs there is no use for it: the page cache is faster.
+    pub(super) fn open_direct(&self, name: &str) -> Option<Direct> {
+        if self.no_fsync {
+            return None;
+        }
+        let flags = i32::try_from(OFlags::DIRECT.bits()).ok()?;
+        let file = OpenOptions::new().write(true).custom_flags(flags).open(self.path(name)).ok()?;
+        let found = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        if found.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+            return None;
+        }
+        let align = usize::try_from(found.stx_dio_offset_align.max(found.stx_dio_mem_align)).ok()?;
+        let usable = found.stx_dio_offset_align > 0 && align.is_power_of_two() && align <= DIRECT_ALIGN_MAX;
+        usable.then_some(Direct { file, align })
     }
 
     pub(super) fn write(&self, purpose: Purpose, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -38,11 +38,11 @@
 //!
 //! # Left out
 //! * Compression and encryption: entries are small, and a block device does the second better.
-//! * O_DIRECT: on a written file `pwrite` with `fdatasync` costs the same, without alignment.
 //! * A lock against a second process: it covers the whole data directory and is taken there.
 //!
 //! `docs/data_model.md` has the bytes.
 
+mod append;
 mod disk;
 mod error;
 mod format;
@@ -98,11 +98,14 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// Returns the usual options: segments and tail of 64 MiB.
+    /// Returns the usual options: segments of 4 MiB, a tail of 64 MiB.
+    ///
+    /// Segments are small so that a new member soon writes into recycled ones: until then every byte is written twice,
+    /// first as zero.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
-            segment_bytes: 64 << 20,
+            segment_bytes: 4 << 20,
             tail_bytes: 64 << 20,
             no_fsync: false,
             observer: None,
@@ -201,7 +204,12 @@ impl Log {
             found.standing,
             found.at,
             next_is_ready,
-        );
+        )
+        .map_err(|source| LogError::Io {
+            action: "read the end of",
+            path: options.dir.clone(),
+            source,
+        })?;
         let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
             let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
             thread.map_err(|source| LogError::Io {

@@ -21,12 +21,13 @@ use crate::clock;
 /// What a segment is called until it is whole.
 pub(super) const UNFINISHED_NAME: &str = "next.tmp";
 
-/// Retired segments kept for reuse. In steady state one is retired for each one used.
-pub(super) const SPARES: usize = 1;
+/// Retired segments kept for reuse. In steady state one is retired for each one used, but all that a flush of the state
+/// machine made useless come at once.
+pub(super) const SPARES: usize = 8;
 
 /// Zeros written and synced at once: some milliseconds on a slow disk, which is what they may delay the log's own sync.
 const FILL_BYTES: usize = 1 << 20;
-/// The pause after each of them: 64 MiB then take a third of a second or more, a put load fills them in three.
+/// The pause after each of them: 4 MiB then take some ten milliseconds, a put load fills them in half a second.
 const FILL_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait after a full disk refused the next segment.
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
@@ -182,9 +183,7 @@ impl Supplier {
     }
 
     fn make(&mut self, wanted: Wanted) -> io::Result<Option<SegmentFile>> {
-        if wanted.capacity_bytes >= self.segment_bytes
-            && let Some(spare) = self.spares.pop()
-        {
+        if let Some(spare) = self.spares.pop() {
             return reuse(&self.disk, self.log_id, wanted.sequence, spare).map(Some);
         }
         fill(&self.disk, self.log_id, wanted.sequence, wanted.capacity_bytes, || {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::disk::{Disk, Purpose};
+use super::append::Appender;
+use super::disk::Disk;
 use super::format::{BatchBuilder, FRAME_HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
 use super::queue::{Op, Record, Shared};
 use super::segment::{Change, SegmentFile};
@@ -54,7 +55,7 @@ pub(super) struct Position {
 pub(super) struct Writer {
     shared: Arc<Shared>,
     supply: Arc<Supply>,
-    disk: Disk,
+    appender: Appender,
     segment_bytes: u64,
     standing: Standing,
     at: Position,
@@ -76,12 +77,14 @@ impl Writer {
         standing: Standing,
         at: Position,
         next_is_ready: bool,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let batch = BatchBuilder::new(at.batch, at.segment.stamp);
+        let mut appender = Appender::new(disk);
+        appender.start(&at.segment, at.offset)?;
         let mut writer = Self {
             shared,
             supply,
-            disk,
+            appender,
             segment_bytes,
             standing,
             at,
@@ -92,7 +95,7 @@ impl Writer {
             total_bytes: 0,
         };
         writer.order_next();
-        writer
+        Ok(writer)
     }
 
     pub(super) fn run(mut self) {
@@ -150,7 +153,7 @@ impl Writer {
             && let Some(next) = self.supply.take_ready()
         {
             self.finish_batch()?;
-            self.roll(next);
+            self.roll(next)?;
         }
         if !self.has_started() {
             self.push_start()?;
@@ -207,7 +210,7 @@ impl Writer {
     fn write_out(&mut self) -> io::Result<()> {
         let bytes = self.batch.bytes();
         let started = clock::now();
-        self.disk.write(Purpose::Append, &self.at.segment.file, bytes, self.at.offset + self.written)?;
+        self.appender.write(&self.at.segment, bytes, self.at.offset + self.written)?;
         if let Some(observer) = &self.shared.observer {
             observer.wrote(bytes.len(), clock::now() - started);
         }
@@ -225,7 +228,7 @@ impl Writer {
         self.batch.finish();
         self.write_out()?;
         let started = clock::now();
-        self.disk.sync(Purpose::Append, &self.at.segment.file)?;
+        self.appender.sync(&self.at.segment)?;
         if let Some(observer) = &self.shared.observer {
             observer.synced(clock::now() - started);
         }
@@ -238,13 +241,14 @@ impl Writer {
     }
 
     /// Goes on in the next segment, with what this one holds synced.
-    fn roll(&mut self, next: Arc<SegmentFile>) {
+    fn roll(&mut self, next: Arc<SegmentFile>) -> io::Result<()> {
         self.at.previous_end = self.at.offset;
         self.at.offset = SEGMENT_HEADER_BYTES as u64;
         self.at.batch = 1;
         self.at.segment = next;
         self.batch.restart(self.at.batch, self.at.segment.stamp);
         self.ordered = false;
+        self.appender.start(&self.at.segment, self.at.offset)
     }
 
     /// Has the next segment made, once this one's start is on disk.

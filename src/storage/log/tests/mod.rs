@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod direct;
 mod failure;
 mod model;
 
