@@ -30,6 +30,8 @@ struct Running {
     child: Child,
     /// Reads the log to its end, so that the process never waits for a reader.
     log: JoinHandle<String>,
+    /// Hangs up when the log has ended.
+    log_ended: mpsc::Receiver<()>,
 }
 
 impl Member {
@@ -105,7 +107,9 @@ impl Member {
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let stderr = BufReader::new(child.stderr.take().expect("stderr is a pipe"));
         let (ready, is_ready) = mpsc::channel();
+        let (ended, log_ended) = mpsc::channel();
         let log = thread::spawn(move || {
+            let _until_the_end: mpsc::Sender<()> = ended;
             let mut ready = Some(ready);
             let mut text = String::new();
             for line in stderr.lines() {
@@ -121,7 +125,7 @@ impl Member {
             }
             text
         });
-        self.running = Some(Running { child, log });
+        self.running = Some(Running { child, log, log_ended });
         is_ready
     }
 
@@ -168,6 +172,11 @@ impl Member {
     /// Waits for its end.
     pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
         let mut running = self.running.take().expect("it runs");
+        // The log ends with the process, and whatever it has started.
+        if running.log_ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            running.child.kill().expect("a child can be killed");
+            panic!("the member did not end");
+        }
         let status = running.child.wait().expect("a child can be waited for");
         (status, running.log.join().expect("the log is read to its end"))
     }
