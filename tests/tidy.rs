@@ -55,7 +55,7 @@ const ROLES: [&str; 4] = ["Manager", "Handler", "Helper", "Util"];
 const FILE_LINES_MAX: usize = 750;
 const FUNCTION_LINES_MAX: usize = 120;
 
-const TOP_LEVEL: [&str; 22] = [
+const TOP_LEVEL: [&str; 23] = [
     ".cargo",
     ".ci",
     ".gitignore",
@@ -77,6 +77,7 @@ const TOP_LEVEL: [&str; 22] = [
     "scripts",
     "sim",
     "src",
+    "stand-ins",
     "tests",
 ];
 

@@ -116,7 +116,6 @@ impl AsciiChart {
     }
 
     /// Adds a line.
-    #[expect(clippy::should_implement_trait, reason = "the name is the interface")]
     #[must_use]
     pub fn add<T>(mut self, name: impl Into<String>, histogram: Histogram<T>) -> Self {
         self.lines.push((name.into(), histogram.percentile_stats()));
