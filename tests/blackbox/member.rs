@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ struct Running {
     child: Child,
     /// Reads the log to its end, so that the process never waits for a reader.
     log: JoinHandle<String>,
-    /// Hangs up when the log has ended.
-    log_ended: mpsc::Receiver<()>,
+    /// Hangs up when the log has ended. Locked only so that a member can be shared.
+    log_ended: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Member {
@@ -125,7 +125,7 @@ impl Member {
             }
             text
         });
-        self.running = Some(Running { child, log, log_ended });
+        self.running = Some(Running { child, log, log_ended: Mutex::new(log_ended) });
         is_ready
     }
 
@@ -173,7 +173,8 @@ impl Member {
     pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
         let mut running = self.running.take().expect("it runs");
         // The log ends with the process, and whatever it has started.
-        if running.log_ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let log_ended = running.log_ended.into_inner().expect("nobody panics with it");
+        if log_ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             running.child.kill().expect("a child can be killed");
             panic!("the member did not end");
         }

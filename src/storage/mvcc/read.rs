@@ -86,6 +86,9 @@ pub enum Wish {
     Stop,
 }
 
+/// How a scan walks the files: with or without filling the block cache.
+type Iterate<'s> = fn(&'s Engine, Family, &[u8], Option<Vec<u8>>) -> DBRawIterator<'s>;
+
 impl Store {
     /// The newest version of a key, from the metadata cache or the engine; `None` if the key does not exist.
     pub fn head(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
@@ -153,12 +156,7 @@ impl Store {
         self.scan_with(Engine::iterate_past_cache, range, revision)
     }
 
-    fn scan_with<'s>(
-        &'s self,
-        iterate: fn(&'s Engine, Family, &[u8], Option<Vec<u8>>) -> DBRawIterator<'s>,
-        range: &KeyRange,
-        revision: i64,
-    ) -> Scan<'s> {
+    fn scan_with<'s>(&'s self, iterate: Iterate<'s>, range: &KeyRange, revision: i64) -> Scan<'s> {
         let mut from = Vec::with_capacity(range.start.len() + 2);
         schema::put_key_bound(&mut from, &range.start);
         let to = match &range.end {
