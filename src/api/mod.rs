@@ -7,6 +7,8 @@ mod cluster;
 mod context;
 mod counted;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod header;
 mod health;
 mod kv;
