@@ -48,11 +48,14 @@ impl LogStore {
         let mut entries = Vec::new();
         let mut next = from;
         while next < to {
-            for (index, payload) in self.log.read(next..to, max_bytes).map_err(failure)? {
+            let read = self.log.read(next..to, max_bytes).map_err(failure)?;
+            // Nothing: the rest was truncated since the bounds were asked for.
+            let truncated = read.is_empty();
+            for (index, payload) in read {
                 entries.push(codec::decode_entry(payload)?);
                 next = index + 1;
             }
-            if max_bytes != usize::MAX {
+            if truncated || max_bytes != usize::MAX {
                 break;
             }
         }
