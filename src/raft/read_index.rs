@@ -25,6 +25,9 @@ use super::types::Raft;
 
 /// How long a failed question waits at most before it is asked again. etcd: `readIndexRetryTime`.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// How long it waits the first time. A member that has just started asks before its election is over; waiting long for
+/// that would double the time of a restart.
+const FIRST_RETRY_AFTER: Duration = Duration::from_millis(5);
 /// Reads that may wait for an answer; more are refused like any overload.
 const WAITING_MAX: usize = 65_536;
 
@@ -86,6 +89,7 @@ pub(super) async fn run(
     let mut waiting = Vec::new();
     let mut leadership = raft.server_metrics();
     while queue.recv_many(&mut waiting, WAITING_MAX).await > 0 {
+        let mut retry_after = FIRST_RETRY_AFTER;
         loop {
             waiting.retain(|reader| !reader.is_closed());
             if waiting.is_empty() {
@@ -106,9 +110,12 @@ pub(super) async fn run(
                 Err(RaftError::APIError(
                     LinearizableReadError::ForwardToLeader(_) | LinearizableReadError::QuorumNotEnough(_),
                 )) => {
-                    counts.slow_reads.fetch_add(1, Ordering::Relaxed);
+                    if retry_after == RETRY_AFTER {
+                        counts.slow_reads.fetch_add(1, Ordering::Relaxed);
+                    }
                     // A leader that has just been found is worth asking at once; one that is gone changes nothing.
-                    let _ = tokio::time::timeout(RETRY_AFTER, leadership.changed()).await;
+                    let _ = tokio::time::timeout(retry_after, leadership.changed()).await;
+                    retry_after = (2 * retry_after).min(RETRY_AFTER);
                 }
             }
         }
