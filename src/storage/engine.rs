@@ -322,8 +322,9 @@ fn family_options(
     out.set_max_bytes_for_level_base(128 << 20);
     // Flushes are small, for the log's sake, so it takes more of them to be worth a compaction; each also rewrites what it
     // overlaps, up to all of the level below.
-    out.set_level_zero_file_num_compaction_trigger(12);
-    out.set_level_zero_slowdown_writes_trigger(24);
+    out.set_level_zero_file_num_compaction_trigger(16);
+    out.set_level_zero_slowdown_writes_trigger(32);
+    out.set_level_zero_stop_writes_trigger(48);
     if family == Family::Kv {
         table.set_bloom_filter(10.0, false);
         table.set_whole_key_filtering(false);

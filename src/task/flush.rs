@@ -12,7 +12,7 @@ use crate::storage::mvcc::Store;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Unflushed bytes from which a flush is due at once: they are what a crash has to replay, and what keeps log segments from
 /// being recycled, so that a new member zero-fills more of them.
-const FLUSH_BYTES: u64 = 12 << 20;
+const FLUSH_BYTES: u64 = 8 << 20;
 
 /// Flushes for as long as the member runs: when much is unflushed, or some is and nothing more comes.
 ///

@@ -98,14 +98,14 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// Returns the usual options: segments of 4 MiB, a tail of 64 MiB.
+    /// Returns the usual options: segments of 2 MiB, a tail of 64 MiB.
     ///
     /// Segments are small so that a new member soon writes into recycled ones: until then every byte is written twice,
     /// first as zero.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
-            segment_bytes: 4 << 20,
+            segment_bytes: 2 << 20,
             tail_bytes: 64 << 20,
             no_fsync: false,
             observer: None,

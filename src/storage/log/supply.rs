@@ -27,7 +27,7 @@ pub(super) const SPARES: usize = 8;
 
 /// Zeros written and synced at once: some milliseconds on a slow disk, which is what they may delay the log's own sync.
 const FILL_BYTES: usize = 1 << 20;
-/// The pause after each of them: 4 MiB then take some ten milliseconds, a put load fills them in half a second.
+/// The pause after each of them: 2 MiB then take some ten milliseconds, a put load fills them in a third of a second.
 const FILL_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait after a full disk refused the next segment.
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
