@@ -136,6 +136,10 @@ struct Member {
 
 impl Member {
     async fn start(config: &Config, metrics: Arc<Metrics>, gateway: &Gateway) -> anyhow::Result<Member> {
+        if !DataDir::is_claimed(&config.member.data_dir) {
+            // A contradiction in the settings is refused before anything is made on disk.
+            config.bootstrap()?;
+        }
         let data_dir = DataDir::open(&config.member.data_dir, config.member.wal_dir.as_deref())?;
         let (identity, initial) = identify(config, &data_dir)?;
         let member_id = MemberId::new(identity.member_id);

@@ -73,6 +73,11 @@ pub struct DataDir {
 }
 
 impl DataDir {
+    /// True if a member has claimed the directory; its identity then overrides what the settings say.
+    pub fn is_claimed(data_dir: &Path) -> bool {
+        data_dir.join("member/skeg/identity").exists()
+    }
+
     /// Takes the directory, making it if there is none.
     ///
     /// # Errors
