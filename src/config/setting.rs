@@ -412,13 +412,13 @@ settings! {
     Skeg {
         "skeg-memtable-bytes" skeg_memtable_bytes: Unsigned = "134217728",
             Effective, "Memory for writes that are not in a table file yet.";
-        "skeg-block-cache-bytes" skeg_block_cache_bytes: Unsigned = "134217728",
+        "skeg-block-cache-bytes" skeg_block_cache_bytes: Unsigned = "67108864",
             Effective, "Memory for blocks read from table files.";
-        "skeg-metadata-cache-bytes" skeg_metadata_cache_bytes: Unsigned = "134217728",
+        "skeg-metadata-cache-bytes" skeg_metadata_cache_bytes: Unsigned = "33554432",
             Effective, "Memory for revisions, versions and leases of hot keys.";
         "skeg-watch-ring-bytes" skeg_watch_ring_bytes: Unsigned = "67108864",
             Effective, "Memory for recent events; watchers further behind read from disk.";
-        "skeg-log-tail-bytes" skeg_log_tail_bytes: Unsigned = "67108864",
+        "skeg-log-tail-bytes" skeg_log_tail_bytes: Unsigned = "16777216",
             Effective, "Memory for recent log entries.";
     }
     Other {
