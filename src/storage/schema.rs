@@ -10,7 +10,7 @@
 //! Integers in keys are big-endian so that byte order is numeric order. In `kv` they are inverted, so the newest
 //! version of a key comes first and "the newest at or below revision R" is one seek.
 
-use bytes::{BufMut, Bytes};
+use bytes::BufMut;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 /// A revision with the position of the change inside it: etcd's (main, sub).
@@ -319,11 +319,6 @@ pub fn key_value_len(key: &[u8], meta: &KeyMeta, value: &[u8]) -> usize {
         + int_len(meta.version)
         + bytes_len(value)
         + int_len(meta.lease)
-}
-
-/// Copies a slice so that it does not pin the buffer it was cut from.
-pub fn owned(bytes: &Bytes) -> Bytes {
-    Bytes::copy_from_slice(bytes)
 }
 
 #[cfg(test)]

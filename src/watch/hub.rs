@@ -59,15 +59,23 @@ pub struct NewWatch {
     pub fragment: bool,
 }
 
-/// Why a watcher was not created. The texts are etcd's: clients see them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CreateError {
+/// Why a watcher was not created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CreateError {
     /// The range holds no key.
-    #[error("mvcc: watcher range is empty")]
     EmptyRange,
     /// The id is in use on the stream.
-    #[error("mvcc: duplicate watch ID provided on the WatchStream")]
     DuplicateId,
+}
+
+impl CreateError {
+    /// etcd's text: clients see it.
+    const fn text(self) -> &'static str {
+        match self {
+            CreateError::EmptyRange => "mvcc: watcher range is empty",
+            CreateError::DuplicateId => "mvcc: duplicate watch ID provided on the WatchStream",
+        }
+    }
 }
 
 pub(super) struct Watcher {
@@ -291,7 +299,7 @@ impl WatchStream {
         let inner = &mut *inner;
         let revision = inner.revision;
         if let Err(reason) = self.try_create(inner, request) {
-            self.refuse(revision, reason_text(reason));
+            self.refuse(revision, reason.text());
         }
     }
 
@@ -422,13 +430,6 @@ impl Drop for WatchStream {
             }
         }
         self.queue.close();
-    }
-}
-
-fn reason_text(reason: CreateError) -> &'static str {
-    match reason {
-        CreateError::EmptyRange => "mvcc: watcher range is empty",
-        CreateError::DuplicateId => "mvcc: duplicate watch ID provided on the WatchStream",
     }
 }
 

@@ -22,7 +22,7 @@ mod queue;
 
 pub use catch_up::catch_up;
 pub use group::Filters;
-pub use hub::{CreateError, Hub, HubOptions, HubSizes, NewWatch, WatchStream};
+pub use hub::{Hub, HubOptions, HubSizes, NewWatch, WatchStream};
 pub use queue::{EncodedEvent, Message, Outgoing};
 
 #[cfg(test)]

@@ -47,8 +47,6 @@ pub(super) struct LiveCounts {
     recent: VecDeque<Birth>,
     /// Births at or below this revision are no longer in `recent`.
     forgotten: i64,
-    /// The revision the buckets stand at.
-    revision: i64,
 }
 
 /// How to compute a count: scan two edges, add the middle.
@@ -60,7 +58,7 @@ struct Plan {
 
 impl LiveCounts {
     pub(super) fn unbuilt() -> LiveCounts {
-        LiveCounts { fences: None, recent: VecDeque::new(), forgotten: 0, revision: 0 }
+        LiveCounts { fences: None, recent: VecDeque::new(), forgotten: 0 }
     }
 
     fn reaches(&self, revision: i64) -> bool {
@@ -214,7 +212,6 @@ impl Store {
                 LiveCounts::apply(&mut fences, &birth.key, birth.alive);
             }
             counts.fences = Some(fences);
-            counts.revision = counts.revision.max(revision);
             counts.forgotten = counts.forgotten.max(revision);
             return Ok(());
         }
@@ -239,7 +236,6 @@ impl Store {
             }
         }
         counts.remember(births);
-        counts.revision = revision;
         for key in full {
             // Only now: later changes of the run may have emptied the bucket or moved its ends.
             let Some(bucket) = counts.full_bucket(&key) else { continue };
