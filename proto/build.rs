@@ -24,6 +24,7 @@ const FILES: &[&str] = &[
     "grpc/health.proto",
     "skeg/command.proto",
     "skeg/log.proto",
+    "skeg/peer.proto",
     "skeg/record.proto",
 ];
 

@@ -43,6 +43,7 @@ pub mod server {
     include!(concat!(env!("OUT_DIR"), "/server/v3lockpb.rs"));
     include!(concat!(env!("OUT_DIR"), "/server/v3electionpb.rs"));
     include!(concat!(env!("OUT_DIR"), "/server/grpc.health.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/server/skegpb.rs"));
 }
 
 /// Clients, one module per service, for any transport that is a tower service.
@@ -51,4 +52,5 @@ pub mod client {
     include!(concat!(env!("OUT_DIR"), "/client/v3lockpb.rs"));
     include!(concat!(env!("OUT_DIR"), "/client/v3electionpb.rs"));
     include!(concat!(env!("OUT_DIR"), "/client/grpc.health.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/client/skegpb.rs"));
 }

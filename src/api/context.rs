@@ -37,6 +37,10 @@ pub struct Limits {
     pub progress_interval: Duration,
     /// Smallest time to live of a lease, in seconds.
     pub min_lease_ttl: i64,
+    /// Refuse changes of the members that put the quorum at risk.
+    pub strict_reconfig_check: bool,
+    /// Learners that there may be; 0 for any number.
+    pub max_learners: u32,
 }
 
 /// What every service works on; shared.

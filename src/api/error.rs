@@ -5,7 +5,7 @@
 use tonic::{Code, Status};
 
 use crate::apply::Refusal;
-use crate::raft::{ProposeError, ReadError};
+use crate::raft::{AskError, ProposeError, ReadError, TransferError};
 use crate::storage::StorageError;
 use crate::storage::mvcc::MvccError;
 
@@ -45,8 +45,6 @@ pub enum Error {
     LeaseTtlTooLarge,
     /// No leader is known.
     NoLeader,
-    /// The leader changed under the request.
-    LeaderChanged,
     /// Not done in time.
     TimedOut,
     /// The member is stopping.
@@ -61,6 +59,36 @@ pub enum Error {
     StreamSorted,
     /// RangeStream with revision filters.
     StreamFiltered,
+    /// The request was not proposed because the leader is handing over, or another leads.
+    NotLeader,
+    /// A leadership transfer to no voter.
+    BadLeaderTransferee,
+    /// A leadership transfer not done in time.
+    TransferTimedOut,
+    /// Not done in time, and the leader changed meanwhile.
+    TimedOutLeaderFailed,
+    /// Not done in time, and the leader or a quorum was out of reach.
+    TimedOutConnectionLost,
+    /// A member that does not exist.
+    MemberNotFound,
+    /// A member id in use.
+    MemberExists,
+    /// A peer URL in use.
+    PeerUrlExists,
+    /// Too few members have started for the change.
+    MemberNotEnoughStarted,
+    /// Peer URLs that are none.
+    MemberBadUrls,
+    /// A promotion of a voter.
+    MemberNotLearner,
+    /// A promotion of a learner that lacks too much of the log.
+    LearnerNotReady,
+    /// More learners than allowed.
+    TooManyLearners,
+    /// No quorum has answered for long enough.
+    Unhealthy,
+    /// What a learner does not serve.
+    NotSupportedForLearner,
     /// The storage failed; the member is about to stop.
     Storage(String),
 }
@@ -93,7 +121,6 @@ impl Error {
             Error::LeaseExists => (Code::FailedPrecondition, "etcdserver: lease already exists"),
             Error::LeaseTtlTooLarge => (Code::OutOfRange, "etcdserver: too large lease TTL"),
             Error::NoLeader => (Code::Unavailable, "etcdserver: no leader"),
-            Error::LeaderChanged => (Code::Unavailable, "etcdserver: leader changed"),
             Error::TimedOut => (Code::Unavailable, "etcdserver: request timed out"),
             Error::Stopped => (Code::Unavailable, "etcdserver: server stopped"),
             Error::Corrupt => (Code::DataLoss, "etcdserver: corrupt cluster"),
@@ -103,6 +130,39 @@ impl Error {
             Error::UnknownAlarmAction => (Code::InvalidArgument, "etcdserver: unknown alarm action"),
             Error::StreamSorted => (Code::Unimplemented, "RangeStream does not support custom sort orders"),
             Error::StreamFiltered => (Code::Unimplemented, "RangeStream does not support revision filters"),
+            Error::NotLeader => (Code::FailedPrecondition, "etcdserver: not leader"),
+            Error::BadLeaderTransferee => (Code::FailedPrecondition, "etcdserver: bad leader transferee"),
+            Error::TransferTimedOut => {
+                (Code::Unknown, "etcdserver: request timed out, leader transfer took too long")
+            }
+            Error::TimedOutLeaderFailed => {
+                (Code::Unavailable, "etcdserver: request timed out, possibly due to previous leader failure")
+            }
+            Error::TimedOutConnectionLost => {
+                (Code::Unavailable, "etcdserver: request timed out, possibly due to connection lost")
+            }
+            Error::MemberNotFound => (Code::NotFound, "etcdserver: member not found"),
+            Error::MemberExists => (Code::FailedPrecondition, "etcdserver: member ID already exist"),
+            Error::PeerUrlExists => (Code::FailedPrecondition, "etcdserver: Peer URLs already exists"),
+            // etcd's table says FailedPrecondition, but its server maps this one to Unknown.
+            Error::MemberNotEnoughStarted => {
+                (Code::Unknown, "etcdserver: re-configuration failed due to not enough started members")
+            }
+            Error::MemberBadUrls => (Code::InvalidArgument, "etcdserver: given member URLs are invalid"),
+            Error::MemberNotLearner => {
+                (Code::FailedPrecondition, "etcdserver: can only promote a learner member")
+            }
+            Error::LearnerNotReady => (
+                Code::FailedPrecondition,
+                "etcdserver: can only promote a learner member which is in sync with leader",
+            ),
+            Error::TooManyLearners => {
+                (Code::FailedPrecondition, "etcdserver: too many learner members in cluster")
+            }
+            Error::Unhealthy => (Code::Unavailable, "etcdserver: unhealthy cluster"),
+            Error::NotSupportedForLearner => {
+                (Code::FailedPrecondition, "etcdserver: rpc not supported for learner")
+            }
             Error::Storage(text) => (Code::Internal, text),
         }
     }
@@ -157,6 +217,11 @@ impl From<Refusal> for Error {
             Refusal::NoSpace => Error::NoSpace,
             Refusal::Corrupt => Error::Corrupt,
             Refusal::UnknownAlarmAction => Error::UnknownAlarmAction,
+            Refusal::MemberNotFound => Error::MemberNotFound,
+            Refusal::MemberExists => Error::MemberExists,
+            Refusal::PeerUrlExists => Error::PeerUrlExists,
+            Refusal::TooManyLearners => Error::TooManyLearners,
+            Refusal::MemberNotLearner => Error::MemberNotLearner,
         }
     }
 }
@@ -167,8 +232,30 @@ impl From<ProposeError> for Error {
             ProposeError::TooLarge => Error::RequestTooLarge,
             ProposeError::TooManyRequests => Error::TooManyRequests,
             ProposeError::TimedOut => Error::TimedOut,
-            ProposeError::LeaderChanged => Error::LeaderChanged,
+            ProposeError::TimedOutLeaderFailed => Error::TimedOutLeaderFailed,
+            ProposeError::TimedOutConnectionLost => Error::TimedOutConnectionLost,
             ProposeError::Stopped => Error::Stopped,
+        }
+    }
+}
+
+impl From<AskError> for Error {
+    fn from(error: AskError) -> Error {
+        match error {
+            AskError::NoLeader => Error::NoLeader,
+            AskError::TimedOut => Error::TimedOut,
+            AskError::Stopped => Error::Stopped,
+        }
+    }
+}
+
+impl From<TransferError> for Error {
+    fn from(error: TransferError) -> Error {
+        match error {
+            TransferError::NotLeader => Error::NotLeader,
+            TransferError::BadTarget => Error::BadLeaderTransferee,
+            TransferError::TimedOut => Error::TransferTimedOut,
+            TransferError::Stopped => Error::Stopped,
         }
     }
 }

@@ -111,8 +111,9 @@ impl Checker {
             if checked.is_err() {
                 continue;
             }
-            let proposed = Command { kind: Some(command.clone()) }.encode_to_vec();
-            let read = apply::decode(proposed.into()).expect("what is proposed can be read from the log");
+            let proposed = Command { kind: Some(command.clone()), request_id: 0 }.encode_to_vec();
+            let (read, _) =
+                apply::decode(proposed.into()).expect("what is proposed can be read from the log");
             assert_eq!(read, command);
             self.index += 1;
             let position = LogId { term: 1, node_id: 0, index: self.index };

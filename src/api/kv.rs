@@ -145,6 +145,9 @@ impl KvService {
     }
 
     async fn checked_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
+        if !request.serializable && self.0.state.cluster.read().is_learner(self.0.member_id.get()) {
+            return Err(Error::NotSupportedForLearner.into());
+        }
         validate::range(&request)?;
         let started = clock::now();
         let served = self.range(request).await;

@@ -12,7 +12,7 @@ use super::error::{Error, unreadable};
 use super::kv::{on_thread, unexpected};
 use crate::apply::Reply;
 use crate::clock;
-use crate::lease::{attached_keys, deadlines::Renewal};
+use crate::lease::attached_keys;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::lease_server::Lease;
 use crate::proto::skegpb::command::Kind;
@@ -80,7 +80,7 @@ impl Lease for LeaseService {
                 None => Ok(None),
                 Some(request) => {
                     let header = Some(context.header());
-                    let ttl = context.renew(request.id).await?;
+                    let ttl = context.node.renew_lease(request.id).await.map_err(Error::from)?;
                     let response = pb::LeaseKeepAliveResponse { header, id: request.id, ttl };
                     Ok(Some((response, (context, requests))))
                 }
@@ -99,7 +99,7 @@ impl Lease for LeaseService {
             context.node.read_barrier().await.map_err(Error::from)?;
         }
         let record = context.state.leases.read().get(request.id);
-        let remaining = context.node.deadlines().lock().remaining_seconds(request.id, clock::now());
+        let remaining = context.node.lease_remaining(request.id).await.map_err(Error::from)?;
         let mut response =
             pb::LeaseTimeToLiveResponse { id: request.id, ttl: NO_SUCH_LEASE_TTL, ..Default::default() };
         if let (Some(record), Some(remaining)) = (record, remaining) {
@@ -121,36 +121,6 @@ impl Lease for LeaseService {
         let ids: Vec<i64> = self.context.node.deadlines().lock().ids_by_expiry().collect();
         let leases = ids.into_iter().map(|id| pb::LeaseStatus { id }).collect();
         Ok(Response::new(pb::LeaseLeasesResponse { header: Some(self.context.header()), leases }))
-    }
-}
-
-impl Context {
-    /// Renews a lease; gives its time to live, 0 if it does not exist (any more).
-    async fn renew(&self, id: i64) -> Result<i64, Status> {
-        let mut looked_again = false;
-        loop {
-            let changes = self.node.applied_changes();
-            let renewal = self.node.deadlines().lock().renew(id, clock::now());
-            match renewal {
-                Renewal::Renewed(ttl) => {
-                    self.metrics.lease.renewed.inc();
-                    return Ok(ttl);
-                }
-                Renewal::ClearFirst => {
-                    let checkpoint = pb::LeaseCheckpoint { id, remaining_ttl: 0 };
-                    let request = pb::LeaseCheckpointRequest { checkpoints: vec![checkpoint] };
-                    self.apply(Kind::LeaseCheckpoint(request)).await?;
-                    self.node.deadlines().lock().cleared(id);
-                }
-                // Its revocation is on the way: wait for the log to say so.
-                Renewal::Expired => changes.next().await.map_err(Error::from)?,
-                Renewal::Unknown if looked_again => return Ok(0),
-                Renewal::Unknown => {
-                    self.node.read_barrier().await.map_err(Error::from)?;
-                    looked_again = true;
-                }
-            }
-        }
     }
 }
 

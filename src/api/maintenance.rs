@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::error::Error;
 use super::kv::{on_thread, unexpected};
 use super::{Context, later};
 use crate::apply::Reply;
@@ -62,7 +63,7 @@ impl Maintenance for MaintenanceService {
             raft_applied_index: raft.applied,
             errors,
             db_size_in_use: size(sizes.live_bytes),
-            is_learner: false,
+            is_learner: context.state.cluster.read().is_learner(context.member_id.get()),
             storage_version,
             db_size_quota: quota,
             downgrade_info: Some(pb::DowngradeInfo::default()),
@@ -117,9 +118,11 @@ impl Maintenance for MaintenanceService {
 
     async fn move_leader(
         &self,
-        _: Request<pb::MoveLeaderRequest>,
+        request: Request<pb::MoveLeaderRequest>,
     ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
-        Err(later::not_yet("etcdserverpb.Maintenance/MoveLeader"))
+        let target = request.into_inner().target_id;
+        self.0.node.transfer_leadership(target).await.map_err(Error::from)?;
+        Ok(Response::new(pb::MoveLeaderResponse { header: Some(self.0.header()) }))
     }
 
     async fn downgrade(

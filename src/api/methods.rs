@@ -162,6 +162,15 @@ impl Method {
         SERVICES[self.service].methods[self.method].1
     }
 
+    /// True for what a learner may be asked; a range is judged by its request.
+    pub(super) fn is_served_by_learners(self) -> bool {
+        let service = &SERVICES[self.service];
+        matches!(
+            (service.name, service.methods[self.method].0),
+            ("etcdserverpb.KV", "Range") | ("etcdserverpb.Maintenance", "Status" | "Snapshot")
+        )
+    }
+
     /// Its answer if it comes later.
     pub(super) fn check_served(self) -> Result<(), Status> {
         let service = &SERVICES[self.service];

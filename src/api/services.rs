@@ -158,6 +158,10 @@ impl Services {
         if wants_leader && self.context.node.status().leader == 0 {
             return Err(Error::NoLeader.into());
         }
+        let learns = self.context.state.cluster.read().is_learner(self.context.member_id.get());
+        if learns && !method.is_served_by_learners() {
+            return Err(Error::NotSupportedForLearner.into());
+        }
         Ok(())
     }
 }

@@ -7,12 +7,13 @@ use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
 use crate::telemetry::metrics::Operation;
 
-/// Decodes a command from its log entry.
+/// Decodes a command from its log entry; with it comes the number by which somebody waits for its outcome, 0 for nobody.
 ///
 /// # Errors
 /// When the bytes are no command of this version; the member must stop rather than skip what others apply.
-pub fn decode(encoded: Bytes) -> Result<Kind, prost::DecodeError> {
-    Command::decode(encoded)?.kind.ok_or_else(unknown)
+pub fn decode(encoded: Bytes) -> Result<(Kind, u64), prost::DecodeError> {
+    let command = Command::decode(encoded)?;
+    Ok((command.kind.ok_or_else(unknown)?, command.request_id))
 }
 
 /// The name under which a command is timed.
@@ -28,6 +29,9 @@ pub fn operation(command: &Kind) -> Operation {
         Kind::Alarm(_) => Operation::Alarm,
         Kind::ClusterVersionSet(_) => Operation::ClusterVersionSet,
         Kind::MemberAttributes(_) => Operation::ClusterMemberAttrSet,
+        Kind::MemberAdd(_) | Kind::MemberRemove(_) | Kind::MemberUpdate(_) | Kind::MemberPromote(_) => {
+            Operation::ConfChange
+        }
     }
 }
 

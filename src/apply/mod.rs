@@ -12,6 +12,7 @@
 
 mod command;
 pub mod guard;
+mod members;
 mod outcome;
 pub mod range;
 mod txn;
@@ -109,15 +110,16 @@ impl<'s> Run<'s> {
         self.applied = Some(position);
     }
 
-    /// Notes a Raft membership, encoded, and the members it names.
-    pub fn set_membership(&mut self, membership: &[u8], members: &[Member], position: LogId) {
+    /// Notes a Raft membership, encoded. The first one names the founding members; later ones follow the members.
+    pub fn set_membership(&mut self, membership: &[u8], nodes: Vec<Member>, position: LogId) {
         self.write.batch().put(Family::Meta, &MetaKey::Membership.encode(), membership);
-        for member in self.state.cluster.write().set_members(members) {
-            self.write.batch().put(
-                Family::Meta,
-                &MetaKey::Member(member.id).encode(),
-                &member.encode_to_vec(),
-            );
+        let mut cluster = self.state.cluster.write();
+        if cluster.is_empty() {
+            for member in nodes {
+                let key = MetaKey::Member(member.id).encode();
+                self.write.batch().put(Family::Meta, &key, &member.encode_to_vec());
+                cluster.put(member);
+            }
         }
         self.applied = Some(position);
     }
@@ -149,14 +151,11 @@ impl<'s> Run<'s> {
                 self.state.cluster.write().set_version(&request.version);
                 Ok(Ok(Reply::None))
             }
-            Kind::MemberAttributes(request) => {
-                let member = self.state.cluster.write().set_attributes(&request);
-                if let Some(member) = member {
-                    let key = MetaKey::Member(member.id).encode();
-                    self.write.batch().put(Family::Meta, &key, &member.encode_to_vec());
-                }
-                Ok(Ok(Reply::None))
-            }
+            Kind::MemberAttributes(request) => Ok(self.set_attributes(&request)),
+            Kind::MemberAdd(request) => Ok(self.add_member(request)),
+            Kind::MemberRemove(request) => Ok(self.remove_member(request)),
+            Kind::MemberUpdate(request) => Ok(self.update_member(request)),
+            Kind::MemberPromote(request) => Ok(self.promote_member(request)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What applying a command can answer, equal on every member.
 
 use crate::proto::etcdserverpb as pb;
+use crate::proto::skegpb::Member;
 
 /// The answer to a command: a reply, or why it was refused. Both are deterministic.
 pub type Outcome = Result<Reply, Refusal>;
@@ -24,6 +25,8 @@ pub enum Reply {
     LeaseRevoke(pb::LeaseRevokeResponse),
     /// Of an alarm request.
     Alarm(pb::AlarmResponse),
+    /// Of a change of the members: all that there are now.
+    Members(Vec<Member>),
 }
 
 /// Why a command was refused; nothing of it was applied.
@@ -56,6 +59,21 @@ pub enum Refusal {
     /// A lease's expiry was judged by a leader of an earlier term.
     #[error("lease expiry judged in an earlier term")]
     StaleJudgement,
+    /// No such member, or it was removed.
+    #[error("member not found")]
+    MemberNotFound,
+    /// The member's id is in use.
+    #[error("member ID already exist")]
+    MemberExists,
+    /// Another member has one of the peer URLs.
+    #[error("peer URL exists")]
+    PeerUrlExists,
+    /// As many learners as there may be.
+    #[error("too many learner members in cluster")]
+    TooManyLearners,
+    /// The member votes already.
+    #[error("can only promote a learner member")]
+    MemberNotLearner,
     /// An alarm action outside the enum.
     #[error("unknown alarm action")]
     UnknownAlarmAction,

@@ -287,6 +287,10 @@ fn show_outcome(out: &mut String, outcome: &Outcome) {
             let _ = writeln!(out, "refused: {refusal}");
         }
         Ok(Reply::None) => out.push_str("done\n"),
+        Ok(Reply::Members(members)) => {
+            let names: Vec<String> = members.iter().map(|member| format!("{:x}", member.id)).collect();
+            let _ = writeln!(out, "members {}", names.join(", "));
+        }
         Ok(Reply::Put(response)) => show_put(out, "", response),
         Ok(Reply::DeleteRange(response)) => show_delete(out, "", response),
         Ok(Reply::Txn(response)) => show_txn(out, "", response),

@@ -15,6 +15,7 @@ use crate::storage::{Engine, StorageError};
 #[derive(Debug, Default)]
 pub struct Cluster {
     members: BTreeMap<u64, Member>,
+    removed: BTreeSet<u64>,
     alarms: BTreeSet<(u64, i32)>,
     version: Option<String>,
 }
@@ -25,19 +26,39 @@ impl Cluster {
         self.members.values()
     }
 
-    /// Takes the members that a Raft membership names; what they published of themselves stays. Returns the changed ones.
-    pub fn set_members(&mut self, named: &[Member]) -> Vec<Member> {
-        let mut changed = Vec::new();
-        for member in named {
-            let known = self.members.entry(member.id).or_default();
-            let now =
-                Member { name: known.name.clone(), client_urls: known.client_urls.clone(), ..member.clone() };
-            if *known != now {
-                known.clone_from(&now);
-                changed.push(now);
-            }
-        }
-        changed
+    /// A member by id.
+    pub fn member(&self, id: u64) -> Option<&Member> {
+        self.members.get(&id)
+    }
+
+    /// True before the founding members are known.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Adds a member or replaces what is known of it.
+    pub fn put(&mut self, member: Member) {
+        self.members.insert(member.id, member);
+    }
+
+    /// Ends a membership for good; `None` if there is none.
+    pub fn remove(&mut self, id: u64) -> Option<Member> {
+        let member = self.members.remove(&id)?;
+        self.removed.insert(id);
+        Some(member)
+    }
+
+    /// True for a member that there once was.
+    pub fn is_removed(&self, id: u64) -> bool {
+        self.removed.contains(&id)
+    }
+
+    /// True if a member other than `except` has one of the peer URLs.
+    pub fn uses_any(&self, peer_urls: &[String], except: Option<u64>) -> bool {
+        self.members
+            .values()
+            .filter(|member| Some(member.id) != except)
+            .any(|member| member.peer_urls.iter().any(|url| peer_urls.contains(url)))
     }
 
     /// Publishes a member's name and client URLs; `None` if it is not a member.
@@ -95,6 +116,11 @@ pub fn load(engine: &Engine) -> Result<Cluster, StorageError> {
     for_each(engine, MetaKey::MEMBER_PREFIX, |_, value| {
         let member = Member::decode(value).map_err(|_| StorageError::Damaged { what: "member" })?;
         cluster.members.insert(member.id, member);
+        Ok(())
+    })?;
+    for_each(engine, MetaKey::REMOVED_PREFIX, |key, _| {
+        let id = MetaKey::decode_removed(key).ok_or(StorageError::Damaged { what: "removed member" })?;
+        cluster.removed.insert(id);
         Ok(())
     })?;
     for_each(engine, MetaKey::ALARM_PREFIX, |key, _| {

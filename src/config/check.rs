@@ -14,8 +14,8 @@ use super::source::Given;
 use super::syntax::{self, show_duration};
 use super::url::{ListenUrl, Url};
 use super::{
-    AutoCompaction, ClusterSettings, Config, InitialClusterState, InitialMember, KeepAlive, LogFormat,
-    LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice, Refusal,
+    AutoCompaction, ClusterSettings, Config, FirstMembership, InitialClusterState, InitialMember, KeepAlive,
+    LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice, Refusal,
 };
 
 /// A longer election timeout is taken for a mistake.
@@ -105,6 +105,9 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         extensive_metrics: values.metrics == "extensive",
         enable_pprof: values.enable_pprof,
         unsafe_no_fsync: values.unsafe_no_fsync,
+        strict_reconfig_check: values.strict_reconfig_check,
+        pre_vote: values.pre_vote,
+        max_learners: u32::try_from(values.max_learners).unwrap_or(0),
         feature_gates: values.feature_gates.clone(),
         memory: memory(values)?,
     };
@@ -112,7 +115,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
 }
 
 /// Checks the first membership. etcd: `server/config/config.go`
-pub(super) fn bootstrap(config: &Config) -> Result<InitialMember, Refusal> {
+pub(super) fn bootstrap(config: &Config) -> Result<FirstMembership, Refusal> {
     let name = &config.member.name;
     let members = initial_members(&config.cluster.initial_cluster)?;
     let Some(local) = members.iter().find(|member| member.name == *name) else {
@@ -129,14 +132,7 @@ pub(super) fn bootstrap(config: &Config) -> Result<InitialMember, Refusal> {
     if urls.len() != count {
         return invalid("--initial-cluster has a duplicate URL");
     }
-    if config.cluster.initial_cluster_state == InitialClusterState::Existing {
-        return invalid("--initial-cluster-state=existing: joining a running cluster is not served yet");
-    }
-    if members.len() > 1 {
-        let count = members.len();
-        return invalid(format!("--initial-cluster has {count} members: this build serves a single member"));
-    }
-    Ok(local.clone())
+    Ok(FirstMembership { local: local.clone(), members })
 }
 
 fn check_advertised(local: &InitialMember, advertised: &[Url]) -> Result<(), Refusal> {

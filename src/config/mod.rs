@@ -127,6 +127,12 @@ pub struct MemberSettings {
     pub enable_pprof: bool,
     /// Do not wait for the disk.
     pub unsafe_no_fsync: bool,
+    /// Refuse changes of the members that put the quorum at risk.
+    pub strict_reconfig_check: bool,
+    /// Ask the others before standing for election.
+    pub pre_vote: bool,
+    /// Learners that there may be; 0 for any number.
+    pub max_learners: u32,
     /// Switches of features.
     pub feature_gates: FeatureGates,
     /// Memory that does not depend on the amount of data.
@@ -155,6 +161,15 @@ pub struct InitialMember {
     pub name: String,
     /// Where the others reach it; sorted.
     pub peer_urls: Vec<Url>,
+}
+
+/// The members of `--initial-cluster`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FirstMembership {
+    /// This one.
+    pub local: InitialMember,
+    /// All of them, this one too.
+    pub members: Vec<InitialMember>,
 }
 
 /// Whether a member without data founds a cluster.
@@ -280,14 +295,12 @@ pub fn load(
 }
 
 impl Config {
-    /// Returns this member as the first membership has it; cluster and member ids derive from it and the token. For a
-    /// member without data only: one with data keeps the membership it stored, and its initial-cluster flags have no
-    /// meaning.
+    /// Returns the first membership; cluster and member ids derive from it and the token. For a member without data only:
+    /// one with data keeps the membership it stored, and its initial-cluster flags have no meaning.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] when the initial cluster cannot be read, lacks this member or its URLs, repeats a URL, has more than one
-    /// member (not served yet), or is to be joined (not served yet).
-    pub fn bootstrap(&self) -> Result<InitialMember, Refusal> {
+    /// [`Refusal::Invalid`] when the initial cluster cannot be read, lacks this member or its URLs, or repeats a URL.
+    pub fn bootstrap(&self) -> Result<FirstMembership, Refusal> {
         check::bootstrap(self)
     }
 }

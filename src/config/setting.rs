@@ -225,9 +225,9 @@ settings! {
         "enable-grpc-gateway" enable_grpc_gateway: Switch = "true",
             NotYet("the JSON gateway is not served yet"), "Serve the JSON gateway under /v3/.";
         "raft-read-timeout" raft_read_timeout: Span = "5s" file "",
-            NotYet("there are no other members to read from yet"), "Time to wait for bytes from another member; less than 5s is raised to it.";
+            Ignored("connections between members are pinged, and closed when that is not answered"), "Time to wait for bytes from another member; less than 5s is raised to it.";
         "raft-write-timeout" raft_write_timeout: Span = "5s" file "",
-            NotYet("there are no other members to write to yet"), "Time to wait for another member to take bytes; less than 5s is raised to it.";
+            Ignored("connections between members are pinged, and closed when that is not answered"), "Time to wait for another member to take bytes; less than 5s is raised to it.";
         "feature-gates" feature_gates: Gates = "",
             Effective, "Comma-separated NAME=true or NAME=false. Gates:";
     }
@@ -275,9 +275,9 @@ settings! {
         "discovery-srv-name" discovery_srv_name: Text = "",
             NotYet("a cluster is not bootstrapped by discovery yet"), "Suffix of the service name in those records.";
         "strict-reconfig-check" strict_reconfig_check: Switch = "true",
-            NotYet("membership does not change yet"), "Refuse changes of membership that would cost the quorum.";
+            Effective, "Refuse changes of membership that would cost the quorum.";
         "pre-vote" pre_vote: Switch = "true",
-            NotYet("a single member has nobody to ask"), "Ask the others before standing for election.";
+            Effective, "Ask the others before standing for election.";
         "auto-compaction-retention" auto_compaction_retention: Text = "0",
             NotYet("nothing is compacted unasked yet"), "History to keep: a time (bare numbers are hours) or a number of revisions; 0 compacts only on request.";
         "auto-compaction-mode" auto_compaction_mode: Text = "periodic",
@@ -385,9 +385,9 @@ settings! {
     }
     Features {
         "corrupt-check-time" corrupt_check_time: Span = "0s",
-            NotYet("there are no other members to compare with yet"), "Time between two comparisons of members' data; 0 never compares.";
+            NotYet("members are not compared yet"), "Time between two comparisons of members' data; 0 never compares.";
         "compact-hash-check-time" compact_hash_check_time: Span = "1m",
-            NotYet("there are no other members to compare with yet"), "Time between two comparisons of compaction hashes.";
+            NotYet("members are not compared yet"), "Time between two comparisons of compaction hashes.";
         "compaction-batch-limit" compaction_batch_limit: Signed = "0" shown "1000",
             Ignored("space of old versions comes back in RocksDB's own compactions"), "Most versions removed in one step of a compaction.";
         "compaction-sleep-interval" compaction_sleep_interval: Span = "0s" shown "10ms",
@@ -399,13 +399,13 @@ settings! {
         "bootstrap-defrag-threshold-megabytes" bootstrap_defrag_threshold_megabytes: Unsigned = "0",
             Ignored("space comes back while the server runs"), "Defragment at start-up when at least this much space would be freed; 0 never does.";
         "max-learners" max_learners: Signed = "1",
-            NotYet("membership does not change yet"), "Most learners in the cluster.";
+            Effective, "Most learners in the cluster.";
         "downgrade-check-time" downgrade_check_time: Span = "5s",
             NotYet("versions do not change yet"), "Time between two checks whether a downgrade is done.";
     }
     Unsafe {
         "force-new-cluster" force_new_cluster: Switch = "false",
-            NotYet("there are no other members to drop yet"), "Start from the data of one member as a cluster of its own.";
+            NotYet("a member does not leave its cluster by force yet"), "Start from the data of one member as a cluster of its own.";
         "unsafe-no-fsync" unsafe_no_fsync: Switch = "false",
             Effective, "Do not wait for the disk: acknowledged writes may be lost in a crash.";
     }

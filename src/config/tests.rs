@@ -54,7 +54,7 @@ fn defaults_are_etcds() {
     assert_eq!(config.cluster.election_timeout, Duration::from_secs(1));
     assert_eq!(config.member.request_timeout(&config.cluster), Duration::from_secs(7));
     assert_eq!(config.member.auto_compaction, AutoCompaction::Off);
-    let member = config.bootstrap().unwrap();
+    let member = config.bootstrap().unwrap().local;
     assert_eq!((member.name.as_str(), member.peer_urls[0].as_str()), ("default", "http://localhost:2380"));
 }
 
@@ -185,13 +185,12 @@ fn the_first_membership_is_checked() {
     refuses(&["--initial-cluster=default"], "--initial-cluster");
     refuses(&["--name="], "--name \"\"");
     refuses(&["--name=a,b"], "--initial-cluster");
-    let two = "--initial-cluster=default=http://localhost:2380,b=http://h:2380";
-    refuses(&[two], "this build serves a single member");
     refuses(&["--initial-cluster=default=http://localhost:2380,b=http://localhost:2380"], "duplicate");
-    refuses(&["--initial-cluster-state=existing"], "--initial-cluster-state");
+    let two = config(&["--initial-cluster=default=http://localhost:2380,b=http://h:2380"]);
+    assert_eq!(two.bootstrap().unwrap().members.len(), 2);
     let urls = "http://10.0.0.1:2380,http://10.0.0.2:2380";
     let config = config(&["--name=a", &format!("--initial-advertise-peer-urls={urls}")]);
-    assert_eq!(config.bootstrap().unwrap().peer_urls.len(), 2, "the cluster follows the name");
+    assert_eq!(config.bootstrap().unwrap().local.peer_urls.len(), 2, "the cluster follows the name");
 }
 
 #[test]

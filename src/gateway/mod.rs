@@ -34,6 +34,8 @@ pub enum Port {
     Client,
     /// One for metrics and health checks alone.
     Metrics,
+    /// One for other members.
+    Peer,
 }
 
 /// The HTTP side of a member; clones share it.
@@ -93,6 +95,12 @@ impl Gateway {
     async fn route(&self, request: &Request<()>, port: Port) -> Response<Body> {
         let shared = &*self.shared;
         let path = request.uri().path();
+        if port == Port::Peer {
+            return match path {
+                "/version" => answer::get_only(request, || shared.version()),
+                _ => answer::not_found(),
+            };
+        }
         match path {
             "/metrics" => return shared.metrics_text(),
             "/health" => return shared.health(request).await,

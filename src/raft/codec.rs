@@ -14,7 +14,7 @@ fn damaged(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{what} in the raft log does not decode"))
 }
 
-pub(super) fn encode_entry(entry: &Entry) -> Bytes {
+pub(super) fn entry_to_proto(entry: &Entry) -> skegpb::LogEntry {
     use skegpb::log_entry::Payload;
     let payload = match &entry.payload {
         EntryPayload::Blank => Payload::Blank(skegpb::Blank {}),
@@ -23,12 +23,11 @@ pub(super) fn encode_entry(entry: &Entry) -> Bytes {
     };
     let position = log_id_to_proto(&entry.log_id);
     let (term, leader_node, index) = (position.term, position.node_id, position.index);
-    skegpb::LogEntry { term, leader_node, index, payload: Some(payload) }.encode_to_vec().into()
+    skegpb::LogEntry { term, leader_node, index, payload: Some(payload) }
 }
 
-pub(super) fn decode_entry(encoded: Bytes) -> io::Result<Entry> {
+pub(super) fn entry_from_proto(entry: skegpb::LogEntry) -> io::Result<Entry> {
     use skegpb::log_entry::Payload;
-    let entry = skegpb::LogEntry::decode(encoded).map_err(|_| damaged("an entry"))?;
     let payload = match entry.payload {
         Some(Payload::Blank(_)) => EntryPayload::Blank,
         Some(Payload::Command(command)) => EntryPayload::Normal(Proposal(command)),
@@ -40,19 +39,33 @@ pub(super) fn decode_entry(encoded: Bytes) -> io::Result<Entry> {
     Ok(Entry { log_id: LogId::new_term_index(entry.term, entry.index), payload })
 }
 
-pub(super) fn encode_vote(vote: &Vote) -> Bytes {
-    let leader = vote.leader_id();
-    let (term, node_id) = (leader.term, leader.voted_for);
-    skegpb::Vote { term, node_id, committed: vote.is_committed() }.encode_to_vec().into()
+pub(super) fn encode_entry(entry: &Entry) -> Bytes {
+    entry_to_proto(entry).encode_to_vec().into()
 }
 
-pub(super) fn decode_vote(encoded: Bytes) -> io::Result<Vote> {
-    let vote = skegpb::Vote::decode(encoded).map_err(|_| damaged("the vote"))?;
-    Ok(if vote.committed {
+pub(super) fn decode_entry(encoded: Bytes) -> io::Result<Entry> {
+    entry_from_proto(skegpb::LogEntry::decode(encoded).map_err(|_| damaged("an entry"))?)
+}
+
+pub(super) fn vote_to_proto(vote: &Vote) -> skegpb::Vote {
+    let leader = vote.leader_id();
+    skegpb::Vote { term: leader.term, node_id: leader.voted_for, committed: vote.is_committed() }
+}
+
+pub(super) fn vote_from_proto(vote: skegpb::Vote) -> Vote {
+    if vote.committed {
         Vote::new_committed(vote.term, vote.node_id)
     } else {
         Vote::new(vote.term, vote.node_id)
-    })
+    }
+}
+
+pub(super) fn encode_vote(vote: &Vote) -> Bytes {
+    vote_to_proto(vote).encode_to_vec().into()
+}
+
+pub(super) fn decode_vote(encoded: Bytes) -> io::Result<Vote> {
+    skegpb::Vote::decode(encoded).map(vote_from_proto).map_err(|_| damaged("the vote"))
 }
 
 pub(super) fn log_id_to_proto(log_id: &LogId) -> skegpb::LogId {
@@ -79,7 +92,7 @@ fn membership_to_proto(membership: &Membership) -> skegpb::Membership {
         .collect();
     let nodes = membership
         .nodes()
-        .map(|(id, node)| (*id, skegpb::Node { peer_urls: node.peer_urls.clone() }))
+        .map(|(id, node)| (*id, skegpb::Node { peer_urls: node.peer_urls.clone(), name: node.name.clone() }))
         .collect();
     skegpb::Membership { configs, nodes }
 }
@@ -87,8 +100,11 @@ fn membership_to_proto(membership: &Membership) -> skegpb::Membership {
 fn membership_from_proto(membership: &skegpb::Membership) -> io::Result<Membership> {
     let configs: Vec<BTreeSet<u64>> =
         membership.configs.iter().map(|set| set.ids.iter().copied().collect()).collect();
-    let nodes: BTreeMap<u64, Peer> =
-        membership.nodes.iter().map(|(id, node)| (*id, Peer { peer_urls: node.peer_urls.clone() })).collect();
+    let nodes: BTreeMap<u64, Peer> = membership
+        .nodes
+        .iter()
+        .map(|(id, node)| (*id, Peer { peer_urls: node.peer_urls.clone(), name: node.name.clone() }))
+        .collect();
     Membership::new(configs, nodes).map_err(|_| damaged("a membership"))
 }
 
@@ -112,7 +128,7 @@ mod tests {
 
     #[test]
     fn entries_votes_and_memberships_round_trip() {
-        let nodes = BTreeMap::from([(7, Peer { peer_urls: vec!["http://a:1".into()] })]);
+        let nodes = BTreeMap::from([(7, Peer { peer_urls: vec!["http://a:1".into()], name: "a".into() })]);
         let membership = Membership::new(vec![BTreeSet::from([7])], nodes).expect("one voter");
         let log_id = LogId::new_term_index(3, 9);
         for payload in [

@@ -11,15 +11,24 @@
 //! What openraft calls a snapshot is here "the state machine's files hold everything up to this entry", so that the log
 //! can never be purged past what a restart finds on disk.
 
+mod ask;
 mod codec;
+mod leadership;
 mod log_store;
+mod membership;
 mod network;
 mod node;
+mod outcomes;
+mod propose;
 mod read_index;
 mod state_machine;
 mod types;
 
-pub use node::{AppliedChanges, Node, NodeCounts, NodeOptions, ProposeError, RaftStatus, StartError};
+pub use ask::AskError;
+pub use membership::TransferError;
+pub use network::{Membership, PeerService, describe};
+pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
+pub use propose::ProposeError;
 pub use read_index::ReadError;
 
 #[cfg(test)]

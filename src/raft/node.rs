@@ -1,49 +1,43 @@
 //! One member's part in consensus: starting it, proposing, reading, and what it knows of the leader.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::{ClientWriteError, RaftError};
 use openraft::{Config, SnapshotPolicy};
 use parking_lot::Mutex;
-use prost::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::info;
 
 use super::codec;
+use super::leadership::{self, Leadership};
 use super::log_store::LogStore;
-use super::network::Network;
+use super::membership;
+use super::network::{self, Forwarder, Links, Network, Timeouts};
+use super::outcomes::Outcomes;
 use super::read_index::{self, ReadError, ReadIndex};
 use super::state_machine::{Listeners, Machine};
-use super::types::{Peer, Proposal, Raft};
-use crate::apply::{Compaction, Outcome, State};
+use super::types::{Peer, Raft, Vote};
+use crate::apply::{Compaction, State};
 use crate::lease::deadlines::Deadlines;
-use crate::proto::skegpb::Command;
-use crate::proto::skegpb::command::Kind;
+use crate::storage::data_dir::Identity;
 use crate::storage::log::{Log, LogError, LogObserver, LogOptions, LogStats, Recovered};
 use crate::storage::schema::{Family, MetaKey};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
 
-/// Bytes of proposals that may be under way; more are refused as too many requests. They are held in memory.
-const PROPOSED_BYTES_MAX: usize = 64 << 20;
-/// Assumed memory of a proposal besides its bytes.
-const PROPOSAL_OVERHEAD_BYTES: usize = 512;
-
 /// How a member takes part.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// This member.
-    pub member_id: u64,
-    /// The members at bootstrap, with their peer URLs; used only for a new log.
-    pub initial_members: BTreeMap<u64, Vec<String>>,
+    /// This member and its cluster.
+    pub identity: Identity,
+    /// How a member without a log begins.
+    pub beginning: Beginning,
     /// Where the Raft log lives.
     pub log_dir: PathBuf,
     /// Memory for the log's newest entries, in bytes.
@@ -56,6 +50,8 @@ pub struct NodeOptions {
     pub heartbeat_interval: Duration,
     /// Time without a heartbeat before an election.
     pub election_timeout: Duration,
+    /// Ask the others before standing for election.
+    pub pre_vote: bool,
     /// How long a proposal or a read index may take.
     pub request_timeout: Duration,
     /// Encoded size of the largest proposal, in bytes.
@@ -66,6 +62,17 @@ pub struct NodeOptions {
     pub slow_apply: Duration,
     /// Log entries kept behind the last flush, for slow followers.
     pub keep_entries: u64,
+}
+
+/// How a member without a log begins.
+#[derive(Clone, Debug)]
+pub enum Beginning {
+    /// As one of these, by id, with name and peer URLs; each of them begins the same way.
+    Founding(BTreeMap<u64, (String, Vec<String>)>),
+    /// Without a log, waiting to be given one; these are reached at these URLs.
+    Joining(BTreeMap<u64, Vec<String>>),
+    /// With the log that it has.
+    Restarting,
 }
 
 /// Why a member cannot start.
@@ -93,26 +100,6 @@ pub enum StartError {
     /// Raft refused its settings or stopped.
     #[error("raft: {0}")]
     Raft(String),
-}
-
-/// Why a proposal was not applied, or may not have been.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProposeError {
-    /// The encoded command is over the limit.
-    #[error("request is too large")]
-    TooLarge,
-    /// Too much is under way.
-    #[error("too many requests")]
-    TooManyRequests,
-    /// Not applied in time; it may still be.
-    #[error("request timed out")]
-    TimedOut,
-    /// Another member leads now; the command may still be applied.
-    #[error("leader changed")]
-    LeaderChanged,
-    /// The member is stopping.
-    #[error("server stopped")]
-    Stopped,
 }
 
 /// What the member knows of consensus.
@@ -148,15 +135,21 @@ pub struct NodeCounts {
 /// The member's handle on consensus; clones share it.
 #[derive(Clone)]
 pub struct Node {
-    raft: Raft,
+    pub(super) raft: Raft,
     log: Log,
+    pub(super) state: State,
     read_index: ReadIndex,
-    applied: watch::Receiver<u64>,
-    term: Arc<AtomicU64>,
-    in_flight: Arc<AtomicUsize>,
-    counts: Arc<NodeCounts>,
-    deadlines: Arc<Mutex<Deadlines>>,
-    options: Arc<NodeOptions>,
+    pub(super) applied: watch::Receiver<u64>,
+    pub(super) leadership: Arc<Leadership>,
+    pub(super) links: Arc<Links>,
+    pub(super) forwarder: Forwarder,
+    pub(super) outcomes: Arc<Outcomes>,
+    pub(super) in_flight: Arc<AtomicUsize>,
+    pub(super) counts: Arc<NodeCounts>,
+    pub(super) deadlines: Arc<Mutex<Deadlines>>,
+    pub(super) options: Arc<NodeOptions>,
+    /// Senders that were refused, and logged.
+    refused: Arc<Mutex<BTreeSet<u64>>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -183,100 +176,63 @@ impl Node {
             "raft log opened"
         );
 
+        let links = Arc::new(Links::new(options.identity, timeouts(&options)));
+        if let Beginning::Joining(members) = &options.beginning {
+            links.follow(members.iter().map(|(id, urls)| (*id, urls.as_slice())));
+        }
+        links.follow_cluster(&state.cluster.read());
         let (compactions, to_compact) = mpsc::unbounded_channel();
         let applied_index = stored_applied(&state)?.map_or(0, |index| index + 1);
         let (applied_sender, applied) = watch::channel(applied_index);
         let deadlines = Arc::new(Mutex::new(Deadlines::default()));
+        let outcomes: Arc<Outcomes> = Arc::default();
         let listeners = Listeners {
             hub,
             deadlines: Arc::clone(&deadlines),
             compactions,
             applied: applied_sender,
+            outcomes: Arc::clone(&outcomes),
+            links: Arc::clone(&links),
             metrics: Arc::clone(&options.metrics),
             slow: options.slow_apply,
         };
-        let machine = Machine::new(state, listeners)?;
+        let machine = Machine::new(state.clone(), listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
-        let raft = Raft::new(options.member_id, Arc::new(config), Network, store, machine)
+        let network = Network { links: Arc::clone(&links) };
+        let raft = Raft::new(options.identity.member_id, Arc::new(config), network, store, machine)
             .await
             .map_err(|error| StartError::Raft(error.to_string()))?;
-        if is_new {
-            let members: BTreeMap<u64, Peer> = options
-                .initial_members
-                .iter()
-                .map(|(id, urls)| (*id, Peer { peer_urls: urls.clone() }))
-                .collect();
-            raft.initialize(members).await.map_err(|error| StartError::Raft(error.to_string()))?;
-        } else if options.initial_members.len() == 1 {
-            // Nobody else can lead, so there is nothing to wait for.
-            raft.trigger().elect(false).await.map_err(|error| StartError::Raft(error.to_string()))?;
-        }
+        begin(&raft, &options.beginning, is_new).await?;
         let counts: Arc<NodeCounts> = Arc::default();
         let (read_index, queue) = read_index::channel(options.request_timeout, Arc::clone(&counts));
-        let answering =
-            tokio::spawn(read_index::run(raft.clone(), queue, applied.clone(), Arc::clone(&counts)));
-        let term = Arc::new(AtomicU64::new(0));
-        let following = tokio::spawn(follow_term(raft.clone(), Arc::clone(&term), Arc::clone(&counts)));
+        let (forwarder, forwarding) = Forwarder::new(Arc::clone(&links));
         let node = Node {
             raft,
             log,
+            state,
             read_index,
             applied,
-            term,
+            leadership: Arc::new(Leadership::new(options.election_timeout)),
+            links,
+            forwarder,
+            outcomes,
             in_flight: Arc::default(),
             counts,
             deadlines,
             options: Arc::new(options),
-            tasks: Arc::new(Mutex::new(vec![answering, following])),
+            refused: Arc::default(),
+            tasks: Arc::default(),
         };
+        let tasks = vec![
+            tokio::spawn(forwarding),
+            tokio::spawn(network::probe(Arc::clone(&node.links))),
+            tokio::spawn(read_index::run(node.clone(), queue)),
+            tokio::spawn(leadership::follow(node.clone())),
+            tokio::spawn(membership::follow(node.clone())),
+        ];
+        *node.tasks.lock() = tasks;
         Ok((node, to_compact))
-    }
-
-    /// Proposes a command and waits until it is applied here. May be cancelled; the command is then still applied.
-    ///
-    /// On return the command is in the log on a majority's disks and visible to reads.
-    ///
-    /// # Errors
-    /// See [`ProposeError`]: only [`ProposeError::TooLarge`] and [`ProposeError::TooManyRequests`] say that it never
-    /// will be applied.
-    pub async fn propose(&self, kind: Kind) -> Result<Outcome, ProposeError> {
-        let encoded = Bytes::from(Command { kind: Some(kind) }.encode_to_vec());
-        if encoded.len() > self.options.max_request_bytes {
-            return Err(ProposeError::TooLarge);
-        }
-        let _admission = self.admit(encoded.len() + PROPOSAL_OVERHEAD_BYTES)?;
-        let outcome = self.write(encoded).await;
-        if outcome.is_err() {
-            self.counts.failed.fetch_add(1, Ordering::Relaxed);
-        }
-        outcome
-    }
-
-    async fn write(&self, encoded: Bytes) -> Result<Outcome, ProposeError> {
-        let written = self.raft.client_write(Proposal(encoded));
-        match tokio::time::timeout(self.options.request_timeout, written).await {
-            Err(_) => Err(ProposeError::TimedOut),
-            Ok(Ok(response)) => Ok(response.data.0.unwrap_or(Ok(crate::apply::Reply::None))),
-            Ok(Err(RaftError::Fatal(_))) => Err(ProposeError::Stopped),
-            Ok(Err(RaftError::APIError(error))) => Err(match error {
-                ClientWriteError::ForwardToLeader(_)
-                | ClientWriteError::LogEntryDiscarded(_)
-                | ClientWriteError::PreconditionFailed(_) => ProposeError::LeaderChanged,
-                ClientWriteError::ChangeMembershipError(_) => ProposeError::Stopped,
-            }),
-        }
-    }
-
-    fn admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
-        let before = self.in_flight.fetch_add(bytes, Ordering::Relaxed);
-        self.counts.pending.fetch_add(1, Ordering::Relaxed);
-        let admission =
-            Admission { in_flight: Arc::clone(&self.in_flight), counts: Arc::clone(&self.counts), bytes };
-        if before > 0 && before + bytes > PROPOSED_BYTES_MAX {
-            return Err(ProposeError::TooManyRequests);
-        }
-        Ok(admission)
     }
 
     /// Waits until the local state holds everything acknowledged before the call; see [`super::read_index`].
@@ -286,15 +242,21 @@ impl Node {
 
     /// The current term, for response headers.
     pub fn term(&self) -> u64 {
-        self.term.load(Ordering::Relaxed)
+        self.leadership.term()
+    }
+
+    /// This member and its cluster.
+    pub fn identity(&self) -> Identity {
+        self.options.identity
     }
 
     /// What the member knows of consensus.
     pub fn status(&self) -> RaftStatus {
+        let leader = self.leader();
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         RaftStatus {
-            leader: metrics.current_leader.unwrap_or(0),
+            leader,
             term: metrics.current_term,
             committed: metrics.local_committed.map_or(0, |log_id| log_id.index()),
             applied: self.applied.borrow().saturating_sub(1),
@@ -312,6 +274,31 @@ impl Node {
     /// True while this member leads.
     pub fn is_leader(&self) -> bool {
         self.raft.is_leader()
+    }
+
+    /// openraft's handle, for the service that peers call.
+    pub(super) fn raft(&self) -> &Raft {
+        &self.raft
+    }
+
+    /// Takes note of an append from the holder of a vote.
+    pub(super) fn heard_from(&self, vote: &Vote) {
+        let leader = vote.leader_id();
+        if vote.is_committed() && leader.term >= self.term() {
+            self.leadership.heard(leader.voted_for);
+        }
+    }
+
+    /// Notes that a sender was refused; true the first time.
+    pub(super) fn note_refused(&self, sender: u64) -> bool {
+        const REMEMBERED_MAX: usize = 1024;
+        let mut refused = self.refused.lock();
+        refused.len() < REMEMBERED_MAX && refused.insert(sender)
+    }
+
+    /// True for a member that was removed from the cluster.
+    pub(super) fn is_removed(&self, member_id: u64) -> bool {
+        self.state.cluster.read().is_removed(member_id)
     }
 
     /// The leader's clock over the leases.
@@ -388,47 +375,51 @@ impl AppliedChanges {
     }
 }
 
-/// Bytes counted as under way until dropped.
-struct Admission {
-    in_flight: Arc<AtomicUsize>,
-    counts: Arc<NodeCounts>,
-    bytes: usize,
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.counts.pending.fetch_sub(1, Ordering::Relaxed);
+/// Gives a member without a log its first entry, or has a lone one lead at once.
+async fn begin(raft: &Raft, beginning: &Beginning, is_new: bool) -> Result<(), StartError> {
+    let failed = |error: &dyn std::fmt::Display| StartError::Raft(error.to_string());
+    match beginning {
+        Beginning::Founding(members) if is_new => {
+            let members: BTreeMap<u64, Peer> = members
+                .iter()
+                .map(|(id, (name, urls))| (*id, Peer { peer_urls: urls.clone(), name: name.clone() }))
+                .collect();
+            raft.initialize(members).await.map_err(|error| failed(&error))
+        }
+        _ => {
+            let membership = Arc::clone(&raft.metrics().borrow_watched().membership_config);
+            let mut voters = membership.membership().voter_ids();
+            let alone = voters.next() == Some(*raft.node_id()) && voters.next().is_none();
+            if alone {
+                // Nobody else can lead, so there is nothing to wait for.
+                raft.trigger().elect(false).await.map_err(|error| failed(&error))?;
+            }
+            Ok(())
+        }
     }
 }
 
-async fn follow_term(raft: Raft, term: Arc<AtomicU64>, counts: Arc<NodeCounts>) {
-    let mut leader = None;
-    let mut metrics = raft.server_metrics();
-    loop {
-        {
-            let seen = metrics.borrow_watched();
-            term.store(seen.vote.leader_id().term, Ordering::Relaxed);
-            if seen.current_leader.is_some() && seen.current_leader != leader {
-                leader = seen.current_leader;
-                counts.leader_changes.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        if metrics.changed().await.is_err() {
-            return;
-        }
+/// How long things between members may take, from the timing of elections.
+fn timeouts(options: &NodeOptions) -> Timeouts {
+    Timeouts {
+        connect: options.election_timeout,
+        ping_every: options.election_timeout / 2,
+        ping_answer: options.election_timeout,
     }
 }
 
 fn raft_config(options: &NodeOptions) -> Result<Config, String> {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let election = millis(options.election_timeout);
+    // openraft's election starts a lease (the maximum) and a draw from [minimum, maximum) after the last heartbeat:
+    // together in [1.1, 1.6) time-outs, inside etcd's [1, 2).
+    let (shortest, longest) = (election * 3 / 10, election * 8 / 10);
     let config = Config {
         cluster_name: "skeg".to_owned(),
         heartbeat_interval: millis(options.heartbeat_interval),
-        election_timeout_min: election,
-        election_timeout_max: election * 2,
-        enable_pre_vote: Some(true),
+        election_timeout_min: shortest.max(millis(options.heartbeat_interval) + 1),
+        election_timeout_max: longest,
+        enable_pre_vote: Some(options.pre_vote),
         quorum_loss_probe_interval: Some(election * 4),
         snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: options.keep_entries,

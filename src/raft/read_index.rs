@@ -18,10 +18,9 @@ use std::time::Duration;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{LinearizableReadError, RaftError};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
-use super::node::NodeCounts;
-use super::types::Raft;
+use super::node::{Node, NodeCounts};
 
 /// How long a failed question waits at most before it is asked again. etcd: `readIndexRetryTime`.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -79,15 +78,45 @@ impl ReadIndex {
     }
 }
 
+impl Node {
+    /// An index that covers everything acknowledged before the call, from this member as the leader; `None` if it does not
+    /// lead, or cannot tell that it still does.
+    pub(super) async fn leader_read_index(&self) -> Option<u64> {
+        let linearizer = self.raft.get_read_linearizer(ReadPolicy::ReadIndex).await.ok()?;
+        Some(linearizer.read_log_id().index())
+    }
+
+    /// Such an index from another member as the leader.
+    async fn remote_read_index(&self, leader: u64) -> Option<u64> {
+        let link = self.links.get(leader)?;
+        tokio::time::timeout(self.options.election_timeout, link.read_index()).await.ok()?
+    }
+
+    /// Such an index from whoever leads; `Err` when consensus has stopped.
+    async fn read_index(&self) -> Result<Option<u64>, Stopped> {
+        let leader = match self.raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
+            Ok(linearizer) => return Ok(Some(linearizer.read_log_id().index())),
+            Err(RaftError::Fatal(_)) => return Err(Stopped),
+            Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => forward.leader_id,
+            Err(RaftError::APIError(LinearizableReadError::QuorumNotEnough(_))) => None,
+        };
+        match leader {
+            Some(leader) if leader != self.options.identity.member_id => {
+                Ok(self.remote_read_index(leader).await)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Consensus has stopped.
+struct Stopped;
+
 /// Answers barriers until every handle is gone or Raft stops.
-pub(super) async fn run(
-    raft: Raft,
-    mut queue: mpsc::Receiver<oneshot::Sender<()>>,
-    mut applied: watch::Receiver<u64>,
-    counts: Arc<NodeCounts>,
-) {
+pub(super) async fn run(node: Node, mut queue: mpsc::Receiver<oneshot::Sender<()>>) {
+    let mut applied = node.applied.clone();
     let mut waiting = Vec::new();
-    let mut leadership = raft.server_metrics();
+    let mut leadership = node.raft.server_metrics();
     while queue.recv_many(&mut waiting, WAITING_MAX).await > 0 {
         let mut retry_after = FIRST_RETRY_AFTER;
         loop {
@@ -95,9 +124,8 @@ pub(super) async fn run(
             if waiting.is_empty() {
                 break;
             }
-            match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
-                Ok(linearizer) => {
-                    let index = linearizer.read_log_id().index();
+            match node.read_index().await {
+                Ok(Some(index)) => {
                     if applied.wait_for(|applied| *applied > index).await.is_err() {
                         return;
                     }
@@ -106,12 +134,10 @@ pub(super) async fn run(
                     }
                     break;
                 }
-                Err(RaftError::Fatal(_)) => return,
-                Err(RaftError::APIError(
-                    LinearizableReadError::ForwardToLeader(_) | LinearizableReadError::QuorumNotEnough(_),
-                )) => {
+                Err(Stopped) => return,
+                Ok(None) => {
                     if retry_after == RETRY_AFTER {
-                        counts.slow_reads.fetch_add(1, Ordering::Relaxed);
+                        node.counts.slow_reads.fetch_add(1, Ordering::Relaxed);
                     }
                     // A leader that has just been found is worth asking at once; one that is gone changes nothing.
                     let _ = tokio::time::timeout(retry_after, leadership.changed()).await;

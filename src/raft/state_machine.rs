@@ -13,13 +13,15 @@ use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use super::codec;
+use super::network::Links;
+use super::outcomes::Outcomes;
 use super::types::{Applied, LogId, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::apply::{self, Compaction, LeaseChange, Run, State};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
 use crate::storage::schema::{Family, MetaKey};
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, Operation};
 use crate::watch::Hub;
 
 /// Entries applied in one batch: what holds the core thread is bounded.
@@ -33,6 +35,9 @@ pub(crate) struct Listeners {
     pub(crate) compactions: mpsc::UnboundedSender<Compaction>,
     /// Index of the last applied entry, plus one.
     pub(crate) applied: watch::Sender<u64>,
+    /// Who waits here for what another member wrote.
+    pub(crate) outcomes: Arc<Outcomes>,
+    pub(crate) links: Arc<Links>,
     pub(crate) metrics: Arc<Metrics>,
     /// Time of a command or of a run's batch above which a warning is logged.
     pub(crate) slow: Duration,
@@ -66,6 +71,8 @@ impl Machine {
         let mut now = clock::now();
         let mut run = Run::new(&self.state);
         let mut answers = Vec::with_capacity(entries.len());
+        let mut awaited = Vec::new();
+        let mut members_changed = false;
         let mut last = 0;
         for (entry, responder) in entries {
             let position = codec::log_id_to_proto(&entry.log_id);
@@ -76,13 +83,17 @@ impl Machine {
                     None
                 }
                 EntryPayload::Normal(proposal) => {
-                    let command = apply::decode(proposal.0).map_err(io::Error::other)?;
+                    let (command, request_id) = apply::decode(proposal.0).map_err(io::Error::other)?;
                     let operation = apply::operation(&command);
+                    members_changed |= operation == Operation::ConfChange;
                     let outcome = run.apply(command, position).map_err(io::Error::other)?;
                     let took = lap(&mut now);
                     self.listeners.metrics.server.apply_duration.observe(operation, outcome.is_ok(), took);
                     if took > self.listeners.slow {
                         self.warn_slow(operation.name(), 1, took);
+                    }
+                    if request_id != 0 {
+                        awaited.push((request_id, outcome.clone()));
                     }
                     Some(outcome)
                 }
@@ -92,13 +103,15 @@ impl Machine {
                         .nodes()
                         .map(|(id, peer)| Member {
                             id: *id,
+                            name: peer.name.clone(),
                             peer_urls: peer.peer_urls.clone(),
                             is_learner: !voters.contains(id),
                             ..Member::default()
                         })
                         .collect();
                     let stored = StoredMembership::new(Some(entry.log_id), membership);
-                    run.set_membership(&codec::encode_membership(&stored), &members, position);
+                    run.set_membership(&codec::encode_membership(&stored), members, position);
+                    members_changed = true;
                     None
                 }
             };
@@ -117,6 +130,12 @@ impl Machine {
             let _ = self.listeners.compactions.send(compaction);
         }
         self.listeners.applied.send_replace(last + 1);
+        if members_changed {
+            self.listeners.links.follow_cluster(&self.state.cluster.read());
+        }
+        for (request_id, outcome) in &awaited {
+            self.listeners.outcomes.tell(*request_id, outcome);
+        }
         for (responder, outcome) in answers {
             if let Some(responder) = responder {
                 responder.send(Applied(outcome));

@@ -13,11 +13,12 @@ use futures::future::join_all;
 use parking_lot::RwLock;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::node::{Node, NodeOptions, StartError};
+use super::node::{Beginning, Node, NodeOptions, StartError};
 use crate::apply::{Compaction, Reply, State};
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
 use crate::storage::EngineOptions;
+use crate::storage::data_dir::Identity;
 use crate::storage::mvcc::hash::RevisionHash;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::telemetry::metrics::Metrics;
@@ -43,14 +44,15 @@ impl Member {
         let state = State { store: Arc::clone(&store), leases, cluster };
         let hub = Arc::new(Hub::new(store, HubOptions { queued_bytes_max: 1 << 20 }));
         let options = NodeOptions {
-            member_id: MEMBER,
-            initial_members: BTreeMap::from([(MEMBER, Vec::new())]),
+            identity: Identity { member_id: MEMBER, cluster_id: 1 },
+            beginning: Beginning::Founding(BTreeMap::from([(MEMBER, ("m".to_owned(), Vec::new()))])),
             log_dir: dir.join("log"),
             log_tail_bytes: 1 << 16,
             no_fsync: true,
             observer: None,
             heartbeat_interval: Duration::from_millis(20),
             election_timeout: Duration::from_millis(200),
+            pre_vote: true,
             request_timeout: Duration::from_secs(20),
             max_request_bytes: 1 << 20,
             keep_entries: 50,

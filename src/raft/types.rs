@@ -23,8 +23,10 @@ pub(crate) struct Applied(pub(crate) Option<Outcome>);
 /// Where a member can be reached by its peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Its peer URLs.
+    /// Its peer URLs when it became a member; the applied members know newer ones.
     pub(crate) peer_urls: Vec<String>,
+    /// Its name, if it was a member from the start.
+    pub(crate) name: String,
 }
 
 openraft::declare_raft_types!(

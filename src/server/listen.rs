@@ -19,12 +19,15 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
+use tower_service::Service as _;
 use tracing::{debug, warn};
 
 use super::coalesce::coalesce;
 use crate::api::{ResponseBody, Services};
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
+use crate::proto::server::peer_server::PeerServer;
+use crate::raft::PeerService;
 
 /// Connections waiting to be accepted. Go's default is the system's limit, which is this on most systems.
 const BACKLOG: i32 = 4096;
@@ -67,6 +70,8 @@ pub(super) enum Serves {
     Grpc(Services),
     /// HTTP/1.1 alone.
     Http(Gateway, Port),
+    /// What peers are served, and some HTTP/1.1.
+    Peers(PeerServer<PeerService>, Gateway),
 }
 
 /// One connection's way in.
@@ -162,7 +167,7 @@ impl Door {
         let (io, flusher) = coalesce(io);
         let builder = Builder::new(TokioExecutor::new());
         let mut builder = match self.serves {
-            Serves::Everything(..) => builder,
+            Serves::Everything(..) | Serves::Peers(..) => builder,
             Serves::Grpc(_) => builder.http2_only(),
             Serves::Http(..) => builder.http1_only(),
         };
@@ -199,6 +204,16 @@ impl Service<http::Request<Incoming>> for Guest {
                 return plain(gateway, request, Port::Client);
             }
             Serves::Everything(services, _) | Serves::Grpc(services) => services,
+            Serves::Peers(_, gateway) if request.version() != Version::HTTP_2 => {
+                return plain(gateway, request, Port::Peer);
+            }
+            Serves::Peers(peers, _) => {
+                let mut peers = peers.clone();
+                return Box::pin(async move {
+                    let Ok(response) = peers.call(request).await;
+                    Ok(response.map(ResponseBody::from))
+                });
+            }
         };
         let content_type =
             request.headers().get(header::CONTENT_TYPE).map_or(b"".as_slice(), HeaderValue::as_bytes);

@@ -6,10 +6,10 @@
 //! ```
 
 mod coalesce;
+mod identity;
 mod listen;
 mod observer;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ use crate::config::{Config, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
-use crate::raft::{Node, NodeOptions};
+use crate::raft::{Membership, Node, NodeOptions, PeerService};
 use crate::storage::EngineOptions;
-use crate::storage::data_dir::{DataDir, Identity};
+use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
-use crate::{clock, cluster, lease, task, telemetry};
+use crate::{cluster, lease, task, telemetry};
 use listen::{Door, Listener, Serves};
 use observer::CountLog;
 
@@ -74,6 +74,11 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     }
     let member = Member::start(&config, metrics, &gateway).await?;
     let services = Services::new(Arc::clone(&member.context));
+    for listener in listeners.peer {
+        info!(address = %listener.url(), "serving peer traffic");
+        open(listener, Serves::Peers(member.peer_service(), gateway.clone()));
+    }
+    member.join(&config).await?;
     let shared_port = listeners.http.is_empty();
     for listener in listeners.client {
         info!(address = %listener.url(), "serving client traffic insecurely; this is strongly discouraged!");
@@ -94,7 +99,14 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     let ending = tokio::select! {
         signal = signals.next() => Ok(Ending::Signalled(signal)),
         failure = member.failed() => Err(failure),
+        () = member.context.node.removed() => {
+            error!("the member has been permanently removed from the cluster; its data directory can be deleted");
+            Ok(Ending::Stopped)
+        }
     };
+    if ending.is_ok() {
+        member.hand_over(config.cluster.election_timeout).await;
+    }
     member.context.hub.close();
     stop.send_replace(true);
     for door in doors {
@@ -106,8 +118,9 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     ending
 }
 
-/// All addresses of clients, bound before anything else is touched: a taken port must not cost a recovery.
+/// All addresses, bound before anything else is touched: a taken port must not cost a recovery.
 struct Listeners {
+    peer: Vec<Listener>,
     client: Vec<Listener>,
     http: Vec<Listener>,
     metrics: Vec<Listener>,
@@ -119,6 +132,7 @@ impl Listeners {
             urls.iter().map(|url| Listener::bind(url, member)).collect()
         };
         Ok(Listeners {
+            peer: bind(&member.listen_peer_urls)?,
             client: bind(&member.listen_client_urls)?,
             http: bind(&member.listen_client_http_urls)?,
             metrics: bind(&member.listen_metrics_urls)?,
@@ -141,18 +155,24 @@ impl Member {
             config.bootstrap()?;
         }
         let data_dir = DataDir::open(&config.member.data_dir, config.member.wal_dir.as_deref())?;
-        let (identity, initial) = identify(config, &data_dir)?;
+        let (identity, beginning) = identity::identify(config, &data_dir).await?;
         let member_id = MemberId::new(identity.member_id);
         let cluster_id = ClusterId::new(identity.cluster_id);
         info!(name = config.member.name, local_member_id = %member_id, cluster_id = %cluster_id, "starting member");
 
         let state = open_state(config, &data_dir)?;
+        if state.cluster.read().is_removed(identity.member_id) {
+            anyhow::bail!(
+                "the member has been permanently removed from the cluster: remove {} and add it anew",
+                config.member.data_dir.display()
+            );
+        }
         let queued_bytes_max = config.member.memory.watch_ring_bytes;
         let hub = Arc::new(Hub::new(Arc::clone(&state.store), HubOptions { queued_bytes_max }));
         let request_timeout = config.member.request_timeout(&config.cluster);
         let options = NodeOptions {
-            member_id: identity.member_id,
-            initial_members: initial,
+            identity,
+            beginning,
             log_dir: data_dir.log_dir().to_owned(),
             log_tail_bytes: config.member.memory.log_tail_bytes,
             no_fsync: config.member.unsafe_no_fsync,
@@ -161,6 +181,7 @@ impl Member {
             slow_apply: config.member.warning_apply_duration,
             heartbeat_interval: config.cluster.heartbeat_interval,
             election_timeout: config.cluster.election_timeout,
+            pre_vote: config.member.pre_vote,
             request_timeout,
             max_request_bytes: size(config.member.max_request_bytes),
             keep_entries: config.member.snapshot_catchup_entries,
@@ -179,10 +200,34 @@ impl Member {
             finished_compaction,
         });
         gateway.attach(Arc::clone(&context));
-        join(&context, config).await?;
         let (tasks, failures) =
             spawn_tasks(&context, compactions, compaction_finished, config.member.snapshot_count);
         Ok(Member { context, _data_dir: data_dir, failures: tokio::sync::Mutex::new(failures), tasks })
+    }
+
+    /// What peers are served.
+    fn peer_service(&self) -> crate::proto::server::peer_server::PeerServer<PeerService> {
+        let context = Arc::clone(&self.context);
+        PeerService::new(self.context.node.clone(), move || Membership {
+            members: context.members(),
+            version: context.state.cluster.read().version().unwrap_or_default().to_owned(),
+        })
+    }
+
+    /// Waits until the member is level with its cluster, and tells the cluster of itself.
+    async fn join(&self, config: &Config) -> anyhow::Result<()> {
+        let context = &self.context;
+        let attributes = MemberAttributes {
+            member_id: context.member_id.get(),
+            name: config.member.name.clone(),
+            client_urls: config
+                .member
+                .advertise_client_urls
+                .iter()
+                .map(|url| url.as_str().to_owned())
+                .collect(),
+        };
+        task::publish::join(&context.node, &context.state, attributes).await.context("join the cluster")
     }
 
     /// Waits for a failure that the member cannot go on after.
@@ -191,6 +236,17 @@ impl Member {
         tokio::select! {
             Some(failure) = failures.recv() => failure,
             reason = self.context.node.failed() => anyhow::anyhow!("consensus has stopped: {reason}"),
+        }
+    }
+
+    /// Gives leadership to another member, so that clients need not wait for an election.
+    async fn hand_over(&self, within: Duration) {
+        let node = &self.context.node;
+        let Some(successor) = node.best_successor() else { return };
+        match tokio::time::timeout(within, node.transfer_leadership(successor)).await {
+            Ok(Ok(())) => info!(successor = %MemberId::new(successor), "leadership handed over"),
+            Ok(Err(error)) => warn!(%error, "leadership not handed over"),
+            Err(_) => warn!("leadership not handed over in time"),
         }
     }
 
@@ -205,21 +261,6 @@ impl Member {
             error!(%error, "raft log not closed cleanly");
         }
     }
-}
-
-/// Who this member is: what its directory says, or for a new one what the settings say.
-fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Result<(Identity, BTreeMap<u64, Vec<String>>)> {
-    if let Some(identity) = data_dir.identity()? {
-        return Ok((identity, BTreeMap::from([(identity.member_id, Vec::new())])));
-    }
-    let initial = config.bootstrap()?;
-    let urls: Vec<String> = initial.peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
-    let member_id =
-        MemberId::at_bootstrap(urls.iter().map(String::as_str), &config.cluster.initial_cluster_token);
-    let cluster_id = ClusterId::at_bootstrap([member_id]);
-    let identity = Identity { member_id: member_id.get(), cluster_id: cluster_id.get() };
-    data_dir.claim(identity)?;
-    Ok((identity, BTreeMap::from([(member_id.get(), urls)])))
 }
 
 fn open_state(config: &Config, data_dir: &DataDir) -> anyhow::Result<State> {
@@ -246,25 +287,13 @@ fn limits(config: &Config) -> Limits {
         request_timeout: config.member.request_timeout(&config.cluster),
         progress_interval: config.member.watch_progress_notify_interval,
         min_lease_ttl: i64::try_from(min_lease_millis.div_ceil(1000)).unwrap_or(i64::MAX),
+        strict_reconfig_check: config.member.strict_reconfig_check,
+        max_learners: config.member.max_learners,
     }
 }
 
 fn size(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-/// Waits until the member is level with its cluster, and tells the cluster of itself.
-async fn join(context: &Context, config: &Config) -> anyhow::Result<()> {
-    let node = &context.node;
-    node.read_barrier().await.context("wait for a leader")?;
-    let extra = config.cluster.election_timeout;
-    node.deadlines().lock().take_over(&context.state.leases.read(), clock::now(), extra);
-    let attributes = MemberAttributes {
-        member_id: context.member_id.get(),
-        name: config.member.name.clone(),
-        client_urls: config.member.advertise_client_urls.iter().map(|url| url.as_str().to_owned()).collect(),
-    };
-    task::publish::publish(node, &context.state, attributes).await.context("publish this member")
 }
 
 fn spawn_tasks(

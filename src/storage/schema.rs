@@ -80,6 +80,8 @@ pub enum MetaKey {
     ClusterVersion,
     /// `Member` by id.
     Member(u64),
+    /// A member that there once was; empty value. Its id does not come back.
+    Removed(u64),
     /// A raised alarm: member id and alarm type; empty value.
     Alarm(u64, i32),
 }
@@ -87,6 +89,8 @@ pub enum MetaKey {
 impl MetaKey {
     /// Prefix of all [`MetaKey::Member`] keys.
     pub const MEMBER_PREFIX: &'static [u8] = b"member/";
+    /// Prefix of all [`MetaKey::Removed`] keys.
+    pub const REMOVED_PREFIX: &'static [u8] = b"removed/";
     /// Prefix of all [`MetaKey::Alarm`] keys.
     pub const ALARM_PREFIX: &'static [u8] = b"alarm/";
 
@@ -100,10 +104,16 @@ impl MetaKey {
             MetaKey::Compacted => b"compacted".to_vec(),
             MetaKey::ClusterVersion => b"cluster-version".to_vec(),
             MetaKey::Member(id) => [Self::MEMBER_PREFIX, &id.to_be_bytes()].concat(),
+            MetaKey::Removed(id) => [Self::REMOVED_PREFIX, &id.to_be_bytes()].concat(),
             MetaKey::Alarm(id, alarm) => {
                 [Self::ALARM_PREFIX, &id.to_be_bytes()[..], &alarm.to_be_bytes()[..]].concat()
             }
         }
+    }
+
+    /// Decodes the key of a removed member into its id; `None` if it is not one.
+    pub fn decode_removed(key: &[u8]) -> Option<u64> {
+        Some(u64::from_be_bytes(key.strip_prefix(Self::REMOVED_PREFIX)?.try_into().ok()?))
     }
 
     /// Decodes an alarm key into member id and alarm type; `None` if it is not one.

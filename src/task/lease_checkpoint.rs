@@ -20,7 +20,7 @@ pub async fn run(node: Node) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if node.is_leader() {
+        if node.keeps_lease_clock() {
             record(&node, false).await;
         }
     }
@@ -28,7 +28,7 @@ pub async fn run(node: Node) {
 
 /// Records every remainder that is shorter than its record; before a stop.
 pub async fn record_all(node: &Node) {
-    if node.is_leader() {
+    if node.keeps_lease_clock() {
         record(node, true).await;
     }
 }

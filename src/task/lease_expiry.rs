@@ -26,7 +26,7 @@ pub async fn run(node: Node, metrics: Arc<Metrics>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if !node.is_leader() {
+        if !node.keeps_lease_clock() {
             continue;
         }
         let expired = node.deadlines().lock().expired(clock::now(), REVOKED_PER_LOOK);

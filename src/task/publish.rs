@@ -1,20 +1,49 @@
 //! What a member tells its cluster when it has joined: its name and client URLs, and the cluster version.
 
-use tracing::info;
+use std::time::Duration;
+
+use tracing::{info, warn};
 
 use crate::apply::State;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{ClusterVersionSet, MemberAttributes};
-use crate::raft::{Node, ProposeError};
+use crate::raft::{Node, ProposeError, ReadError};
 
 /// The cluster version that this build brings: etcd's, without the patch.
 pub const CLUSTER_VERSION: &str = "3.7.0";
+
+/// Pause before a cluster that has no leader is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Waits until this member is level with its cluster, then publishes attributes and version, if they are not what the
+/// cluster already knows. Waits for as long as it takes: a cluster begins when enough of its members are there.
+///
+/// # Errors
+/// When consensus has stopped.
+pub async fn join(node: &Node, state: &State, attributes: MemberAttributes) -> Result<(), ProposeError> {
+    loop {
+        match level(node).await {
+            Ok(()) => match publish(node, state, attributes.clone()).await {
+                Err(ProposeError::Stopped) => return Err(ProposeError::Stopped),
+                Err(error) => warn!(%error, "not published yet"),
+                Ok(()) => return Ok(()),
+            },
+            Err(ReadError::Stopped) => return Err(ProposeError::Stopped),
+            Err(error) => warn!(%error, "waiting for a leader"),
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+async fn level(node: &Node) -> Result<(), ReadError> {
+    node.read_barrier().await
+}
 
 /// Publishes attributes and version, if they are not what the cluster already knows.
 ///
 /// # Errors
 /// The proposal's.
-pub async fn publish(node: &Node, state: &State, attributes: MemberAttributes) -> Result<(), ProposeError> {
+async fn publish(node: &Node, state: &State, attributes: MemberAttributes) -> Result<(), ProposeError> {
     let (known, version) = {
         let cluster = state.cluster.read();
         let known = cluster.members().any(|member| {

@@ -94,8 +94,8 @@ fn passes(least: LogLevel, metadata: &Metadata<'_>) -> bool {
     if target == FATAL {
         return true;
     }
-    let chatty = target.starts_with(CHATTY) && least == LogLevel::Info;
-    let least = if chatty { LogLevel::Warn } else { least };
+    let chatty = target.starts_with(CHATTY) && least != LogLevel::Debug;
+    let least = if chatty { least.max(LogLevel::Error) } else { least };
     least <= LogLevel::Error && *metadata.level() <= level_hint(least)
 }
 
@@ -192,10 +192,11 @@ mod tests {
         let speak = || {
             info!(target: "openraft::core", "i");
             warn!(target: "openraft::core", "w");
+            error!(target: "openraft::core", "e");
         };
         assert_eq!(logged(LogLevel::Info, LogFormat::Json, speak).len(), 1);
-        assert_eq!(logged(LogLevel::Debug, LogFormat::Json, speak).len(), 2);
-        assert_eq!(logged(LogLevel::Error, LogFormat::Json, speak).len(), 0);
+        assert_eq!(logged(LogLevel::Debug, LogFormat::Json, speak).len(), 3);
+        assert_eq!(logged(LogLevel::Panic, LogFormat::Json, speak).len(), 0);
     }
 
     #[test]

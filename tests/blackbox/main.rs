@@ -9,6 +9,7 @@
 )]
 
 mod clients;
+mod cluster;
 mod config;
 mod crash;
 mod disk;

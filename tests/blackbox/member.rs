@@ -23,6 +23,7 @@ pub(crate) struct Member {
     flags: Vec<OsString>,
     environment: Vec<(String, String)>,
     client_port: u16,
+    peer_port: u16,
     running: Option<Running>,
 }
 
@@ -45,6 +46,7 @@ impl Member {
             flags: Vec::new(),
             environment: Vec::new(),
             client_port,
+            peer_port,
             running: None,
         };
         member.set("data-dir", directory.join("data").to_str().expect("a path in UTF-8"));
@@ -79,6 +81,16 @@ impl Member {
     /// Its address for clients.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.client_port)
+    }
+
+    /// Its URL for other members.
+    pub(crate) fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer_port)
+    }
+
+    /// True while its process has not been waited for.
+    pub(crate) fn runs(&self) -> bool {
+        self.running.is_some()
     }
 
     /// Starts it and waits until it serves.

@@ -1,39 +1,86 @@
-//! Talking to peers. A cluster of one has none: every call here answers that the peer cannot be reached.
+//! Talking to peers.
+//!
+//! ```text
+//! RaftCore ─ replication ─> Append stream   (a connection of its own, pipelined)
+//!          ─ heartbeats ──> Append stream   (another: never behind entries)
+//!          ─ votes, transfer ─┐
+//! forward, read index, leases ┴> the link's shared connection
+//!          ─ snapshot ────> InstallSnapshot (a third)
+//! ```
+//!
+//! A call carries who talks to whom ([`channel`]); [`service`] refuses what does not fit. An answer says what is on the
+//! answering member's disk, never what is only in its memory.
+
+mod ask;
+mod channel;
+mod describe;
+mod forward;
+mod links;
+mod service;
+mod wire;
 
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures::{Stream, StreamExt, TryStreamExt};
 use openraft::OptionalSend;
 use openraft::alias::{SnapshotOf, VoteOf};
-use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
-use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
+use openraft::base::{BoxFuture, BoxStream};
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::{Backoff, RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult, TransferLeaderRequest,
+    TransferLeaderResponse, VoteRequest, VoteResponse,
 };
+use tonic::Status;
+
+pub(crate) use channel::Timeouts;
+pub use describe::describe;
+pub(crate) use forward::{Answer, Forwarder};
+pub(crate) use links::{Link, Links, probe};
+pub use service::{Membership, PeerService};
 
 use super::types::{Peer, TypeConfig};
+use channel::{Channel, addressed};
+
+/// What a removed member is told; it ends then.
+const REMOVED: &str = "the member has been permanently removed from the cluster";
+
+/// Pause before a peer that could not be reached is tried again.
+const RETRY_FIRST: Duration = Duration::from_millis(20);
+/// Longest such pause.
+const RETRY_MAX: Duration = Duration::from_millis(500);
+
+type Failure = RPCError<TypeConfig>;
 
 /// Makes connections to peers.
-pub(crate) struct Network;
+pub(crate) struct Network {
+    pub(crate) links: Arc<Links>,
+}
 
-/// A connection to one peer.
+/// What openraft's tasks talk to one peer through; each has its own.
 pub(crate) struct Connection {
-    peer: u64,
+    link: Arc<Link>,
+    /// For streams of entries.
+    channel: Channel,
 }
 
 impl RaftNetworkFactory<TypeConfig> for Network {
     type Network = Connection;
 
-    async fn new_client(&mut self, target: u64, _: &Peer) -> Connection {
-        Connection { peer: target }
+    async fn new_client(&mut self, target: u64, node: &Peer) -> Connection {
+        Connection { link: self.links.ensure(target, &node.peer_urls), channel: Channel::default() }
     }
 }
 
-impl Connection {
-    fn unreachable(&self) -> Unreachable<TypeConfig> {
-        let text = format!("member {:x} is not part of this one-member cluster", self.peer);
-        Unreachable::new(&io::Error::new(io::ErrorKind::NotConnected, text))
-    }
+fn unreachable(error: &(impl std::error::Error + 'static)) -> Failure {
+    RPCError::Unreachable(Unreachable::new(error))
+}
+
+fn broken(error: &(impl std::error::Error + 'static)) -> Failure {
+    RPCError::Network(NetworkError::new(error))
 }
 
 impl RaftNetworkV2<TypeConfig> for Connection {
@@ -41,18 +88,63 @@ impl RaftNetworkV2<TypeConfig> for Connection {
 
     async fn append_entries(
         &mut self,
-        _: AppendEntriesRequest<TypeConfig>,
+        request: AppendEntriesRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<AppendEntriesResponse<TypeConfig>, Failure> {
+        let mut answers = self.stream_append(futures::stream::iter([request]), option).await?;
+        match answers.next().await {
+            Some(answer) => Ok(answer?.into()),
+            None => Err(broken(&io::Error::from(io::ErrorKind::UnexpectedEof))),
+        }
+    }
+
+    fn stream_append<'s, S>(
+        &'s mut self,
+        input: S,
         _: RPCOption,
-    ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        Err(RPCError::Unreachable(self.unreachable()))
+    ) -> BoxFuture<'s, Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, Failure>>, Failure>>
+    where
+        S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
+    {
+        Box::pin(async move {
+            // openraft waits after failures in here; connecting before that would be trying again at once.
+            let mut input = input;
+            let Some(first) = input.next().await else {
+                return Ok(Box::pin(futures::stream::empty()) as BoxStream<'s, _>);
+            };
+            let input = futures::stream::once(std::future::ready(first)).chain(input);
+            let mut client = self.channel.open(&self.link).await.map_err(|error| unreachable(&error))?;
+            let requests = addressed(&self.link, input.map(wire::append_to_proto));
+            let answered = client.append(requests).await;
+            self.link.note(answered.as_ref().err());
+            let answers = match answered {
+                Ok(answers) => answers.into_inner(),
+                Err(status) => {
+                    self.channel.close();
+                    return Err(unreachable(&status));
+                }
+            };
+            let answers = answers.map_err(|status: Status| broken(&status)).and_then(|answer| {
+                std::future::ready(wire::appended_from_proto(answer).map_err(|error| broken(&error)))
+            });
+            Ok(Box::pin(answers) as BoxStream<'s, _>)
+        })
     }
 
     async fn vote(
         &mut self,
-        _: VoteRequest<TypeConfig>,
+        request: VoteRequest<TypeConfig>,
         _: RPCOption,
-    ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        Err(RPCError::Unreachable(self.unreachable()))
+    ) -> Result<VoteResponse<TypeConfig>, Failure> {
+        self.ask_vote(&request, false).await
+    }
+
+    async fn pre_vote(
+        &mut self,
+        request: VoteRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, Failure> {
+        self.ask_vote(&request, true).await
     }
 
     async fn full_snapshot(
@@ -62,6 +154,40 @@ impl RaftNetworkV2<TypeConfig> for Connection {
         _: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
-        Err(StreamingError::Unreachable(self.unreachable()))
+        let error = io::Error::new(io::ErrorKind::Unsupported, "snapshots are not sent yet");
+        Err(StreamingError::Unreachable(Unreachable::new(&error)))
+    }
+
+    fn backoff(&self) -> Option<Backoff> {
+        let doubling = std::iter::successors(Some(RETRY_FIRST), |pause| Some((*pause * 2).min(RETRY_MAX)));
+        Some(Backoff::new(doubling))
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        request: TransferLeaderRequest<TypeConfig>,
+        _: RPCOption,
+    ) -> Result<TransferLeaderResponse<TypeConfig>, Failure> {
+        let request = wire::transfer_to_proto(&request);
+        let answer =
+            self.link.ask(request, async |client, request| client.transfer_leader(request).await).await;
+        let answer = answer.map_err(|status| unreachable(&status))?;
+        if answer.refusal.is_empty() {
+            return Ok(Ok(()));
+        }
+        Err(broken(&io::Error::other(answer.refusal)))
+    }
+}
+
+impl Connection {
+    async fn ask_vote(
+        &self,
+        request: &VoteRequest<TypeConfig>,
+        pre_vote: bool,
+    ) -> Result<VoteResponse<TypeConfig>, Failure> {
+        let request = wire::vote_request_to_proto(request, pre_vote);
+        let answer = self.link.ask(request, async |client, request| client.ask_vote(request).await).await;
+        let answer = answer.map_err(|status| unreachable(&status))?;
+        wire::vote_response_from_proto(answer).map_err(|error| broken(&error))
     }
 }

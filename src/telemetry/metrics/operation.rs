@@ -32,10 +32,12 @@ pub enum Operation {
     ClusterVersionSet,
     /// What a member says of itself.
     ClusterMemberAttrSet,
+    /// A change of the members.
+    ConfChange,
 }
 
 impl Operation {
-    const COUNT: usize = Operation::ClusterMemberAttrSet as usize + 1;
+    const COUNT: usize = Operation::ConfChange as usize + 1;
 
     /// The name in etcd's metrics.
     pub fn name(self) -> &'static str {
@@ -52,6 +54,7 @@ impl Operation {
             Operation::Alarm => "Alarm",
             Operation::ClusterVersionSet => "ClusterVersionSet",
             Operation::ClusterMemberAttrSet => "ClusterMemberAttrSet",
+            Operation::ConfChange => "ConfChange",
         }
     }
 }

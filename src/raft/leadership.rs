@@ -1,0 +1,161 @@
+//! Who leads, as this member can tell, and since when.
+//!
+//! openraft remembers the last leader until there is another. Clients must not be told of a leader that is gone, so a
+//! follower also needs to have heard from it within an election time-out, and a leader to have been answered by a quorum.
+//!
+//! ```text
+//! elected ──> barrier: everything of earlier terms is applied ──> the clock over the leases is taken over ──> in force
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use openraft::Instant as _;
+use openraft::async_runtime::WatchReceiver;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tracing::info;
+
+use super::node::Node;
+use crate::clock;
+use crate::cluster::id::MemberId;
+
+/// What this member knows of the leader; shared.
+pub(crate) struct Leadership {
+    election_timeout: Duration,
+    term: AtomicU64,
+    seen: Mutex<Seen>,
+    /// The term in which this member's clock over the leases is in force; 0 for none.
+    clock_term: watch::Sender<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// The last known leader; 0 for none yet.
+    leader: u64,
+    /// When it became known.
+    since: Option<Instant>,
+    /// Who last appended to this member's log, and when.
+    heard: Option<(u64, Instant)>,
+}
+
+impl Leadership {
+    pub(crate) fn new(election_timeout: Duration) -> Leadership {
+        let clock_term = watch::Sender::new(0);
+        Leadership { election_timeout, term: AtomicU64::new(0), seen: Mutex::default(), clock_term }
+    }
+
+    /// The current term.
+    pub(crate) fn term(&self) -> u64 {
+        self.term.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of an append from a leader.
+    pub(crate) fn heard(&self, leader: u64) {
+        self.seen.lock().heard = Some((leader, clock::now()));
+    }
+
+    /// The last known leader, and when it became known.
+    pub(crate) fn leader_since(&self) -> (u64, Option<Instant>) {
+        let seen = self.seen.lock();
+        (seen.leader, seen.since)
+    }
+
+    /// Who has appended to this member's log within an election time-out; 0 for nobody.
+    fn appending(&self) -> u64 {
+        let heard = self.seen.lock().heard;
+        match heard {
+            Some((leader, at)) if clock::now().duration_since(at) < self.election_timeout => leader,
+            _ => 0,
+        }
+    }
+
+    /// Takes note of a term and its leader, 0 for none; true if the leader is another.
+    fn see(&self, term: u64, leader: u64) -> bool {
+        self.term.store(term, Ordering::Relaxed);
+        let mut seen = self.seen.lock();
+        if leader == 0 || seen.leader == leader {
+            return false;
+        }
+        seen.leader = leader;
+        seen.since = Some(clock::now());
+        true
+    }
+}
+
+impl Node {
+    /// The leader's id; 0 while none is known, or the known one does not show that it leads.
+    pub fn leader(&self) -> u64 {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        if !metrics.state.is_leader() {
+            return self.leadership.appending();
+        }
+        let here = self.options.identity.member_id;
+        let alone = metrics.membership_config.membership().voter_ids().count() <= 1;
+        let elected = self.leadership.leader_since().1.map(|since| clock::now().duration_since(since));
+        let acked = metrics.last_quorum_acked.as_ref().map(|acked| acked.elapsed());
+        let recent = [elected, acked].into_iter().flatten().any(|ago| ago < self.options.election_timeout);
+        if alone || recent { here } else { 0 }
+    }
+
+    /// Waits until a leader is known, this member or another; `None` when consensus has stopped.
+    pub(super) async fn await_leader(&self) -> Option<u64> {
+        let mut metrics = self.raft.server_metrics();
+        loop {
+            if let Some(leader) = metrics.borrow_watched().current_leader {
+                return Some(leader);
+            }
+            metrics.changed().await.ok()?;
+        }
+    }
+
+    /// True while this member's clock over the leases is the one that counts.
+    pub fn keeps_lease_clock(&self) -> bool {
+        self.raft.is_leader() && *self.leadership.clock_term.borrow() == self.term()
+    }
+
+    /// Waits until this member's clock over the leases is in force; false when it does not lead.
+    pub(super) async fn await_lease_clock(&self) -> bool {
+        let mut in_force = self.leadership.clock_term.subscribe();
+        loop {
+            if self.keeps_lease_clock() {
+                return true;
+            }
+            if !self.raft.is_leader() || in_force.changed().await.is_err() {
+                return false;
+            }
+        }
+    }
+}
+
+/// Follows terms and leaders for as long as the member runs, and takes over the lease clock when this member is elected.
+pub(super) async fn follow(node: Node) {
+    let mut metrics = node.raft.server_metrics();
+    let here = node.options.identity.member_id;
+    loop {
+        let (term, leader, leads) = {
+            let seen = metrics.borrow_watched();
+            (seen.vote.leader_id().term, seen.current_leader.unwrap_or(0), seen.state.is_leader())
+        };
+        if node.leadership.see(term, leader) {
+            node.counts.leader_changes.fetch_add(1, Ordering::Relaxed);
+            info!(leader = %MemberId::new(leader), term, here = leader == here, "leader elected");
+        }
+        if !leads {
+            node.leadership.clock_term.send_replace(0);
+        } else if *node.leadership.clock_term.borrow() != term {
+            // May fail for want of a quorum: then it is tried again until this member no longer leads.
+            if node.read_barrier().await.is_ok() && node.term() == term && node.is_leader() {
+                let extra = node.options.election_timeout;
+                node.deadlines.lock().take_over(&node.state.leases.read(), clock::now(), extra);
+                node.leadership.clock_term.send_replace(term);
+            }
+            tokio::task::yield_now().await;
+            continue;
+        }
+        if metrics.changed().await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Who the peers are and where they are reached: one [`Link`] per member, shared by all that talks to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tonic::{Request, Response, Status};
+use tracing::{info, warn};
+
+use super::REMOVED;
+use super::channel::{Channel, Client, Timeouts, addressed, is_refusal};
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::cluster::id::MemberId;
+use crate::proto::skegpb::DescribeRequest;
+use crate::storage::data_dir::Identity;
+
+/// Time between questions whether a peer is there.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// All peers.
+pub(crate) struct Links {
+    identity: Identity,
+    timeouts: Timeouts,
+    links: RwLock<BTreeMap<u64, Arc<Link>>>,
+    expelled: Arc<AtomicBool>,
+}
+
+/// One peer.
+pub(crate) struct Link {
+    identity: Identity,
+    member_id: u64,
+    timeouts: Timeouts,
+    urls: RwLock<Vec<String>>,
+    /// For short questions: votes, indexes, leases. Replication has connections of its own.
+    control: tokio::sync::Mutex<Channel>,
+    contact: Mutex<Contact>,
+    /// A peer said that this member was removed.
+    expelled: Arc<AtomicBool>,
+}
+
+/// What is known of a peer's health.
+#[derive(Clone, Copy, Debug, Default)]
+struct Contact {
+    /// Since when it has answered every question.
+    answers_since: Option<Instant>,
+    /// A refusal was logged, and nothing has been answered since.
+    refused: bool,
+}
+
+impl Links {
+    pub(crate) fn new(identity: Identity, timeouts: Timeouts) -> Links {
+        Links { identity, timeouts, links: RwLock::default(), expelled: Arc::default() }
+    }
+
+    /// True once a peer has said that this member was removed.
+    pub(crate) fn is_expelled(&self) -> bool {
+        self.expelled.load(Ordering::Relaxed)
+    }
+
+    /// The link to a member, if it is known.
+    pub(crate) fn get(&self, member_id: u64) -> Option<Arc<Link>> {
+        self.links.read().get(&member_id).cloned()
+    }
+
+    /// All links.
+    pub(crate) fn all(&self) -> Vec<Arc<Link>> {
+        self.links.read().values().cloned().collect()
+    }
+
+    /// The link to a member, which is made if there is none; `urls` say where it is unless something newer did.
+    pub(crate) fn ensure(&self, member_id: u64, urls: &[String]) -> Arc<Link> {
+        if let Some(link) = self.get(member_id) {
+            return link;
+        }
+        let mut links = self.links.write();
+        Arc::clone(links.entry(member_id).or_insert_with(|| {
+            Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.expelled))
+        }))
+    }
+
+    /// Takes what the applied log says of the members: their addresses, and who is gone.
+    pub(crate) fn follow_cluster(&self, cluster: &Cluster) {
+        let mut members = cluster.members().map(|member| (member.id, member.peer_urls.as_slice())).peekable();
+        if members.peek().is_some() {
+            self.follow(members);
+        }
+    }
+
+    /// Takes the peers and their addresses; others are forgotten.
+    pub(crate) fn follow<'m>(&self, members: impl Iterator<Item = (u64, &'m [String])>) {
+        let mut named: BTreeMap<u64, &[String]> = members.collect();
+        named.remove(&self.identity.member_id);
+        let mut links = self.links.write();
+        links.retain(|id, _| named.contains_key(id));
+        for (id, urls) in named {
+            match links.get(&id) {
+                Some(link) => link.move_to(urls),
+                None => {
+                    links.insert(
+                        id,
+                        Link::new(
+                            self.identity,
+                            id,
+                            self.timeouts,
+                            urls.to_vec(),
+                            Arc::clone(&self.expelled),
+                        ),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Asks every peer now and then whether it is there, for as long as the member runs.
+pub(crate) async fn probe(links: Arc<Links>) {
+    let mut ticks = tokio::time::interval(PROBE_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        futures::future::join_all(links.all().iter().map(|link| link.probe())).await;
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        identity: Identity,
+        member_id: u64,
+        timeouts: Timeouts,
+        urls: Vec<String>,
+        expelled: Arc<AtomicBool>,
+    ) -> Arc<Link> {
+        Arc::new(Link {
+            identity,
+            member_id,
+            timeouts,
+            urls: RwLock::new(urls),
+            control: tokio::sync::Mutex::default(),
+            contact: Mutex::default(),
+            expelled,
+        })
+    }
+
+    /// This member, the one at the near end.
+    pub(super) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The member at the far end.
+    pub(crate) fn member_id(&self) -> u64 {
+        self.member_id
+    }
+
+    /// Where it is reached.
+    pub(super) fn urls(&self) -> Vec<String> {
+        self.urls.read().clone()
+    }
+
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
+    fn move_to(&self, urls: &[String]) {
+        if *self.urls.read() != urls {
+            *self.urls.write() = urls.to_vec();
+        }
+    }
+
+    /// How long the peer has answered without a break; `None` if it does not.
+    pub(crate) fn answers_for(&self) -> Option<Duration> {
+        let since = self.contact.lock().answers_since?;
+        Some(clock::now().duration_since(since))
+    }
+
+    /// Asks on the shared connection.
+    ///
+    /// # Errors
+    /// Unavailable when the peer cannot be reached; the peer's refusal otherwise.
+    pub(super) async fn ask<M, R>(
+        &self,
+        message: M,
+        call: impl AsyncFnOnce(&mut Client, Request<M>) -> Result<Response<R>, Status>,
+    ) -> Result<R, Status> {
+        let opened = self.control.lock().await.open(self).await;
+        let answered = match opened {
+            Ok(mut client) => call(&mut client, addressed(self, message)).await,
+            Err(error) => Err(Status::unavailable(error.to_string())),
+        };
+        self.note(answered.as_ref().err());
+        answered.map(Response::into_inner)
+    }
+
+    /// Asks whether the peer is there.
+    pub(crate) async fn probe(&self) {
+        let within = self.timeouts.connect + self.timeouts.ping_answer;
+        let asked = self.ask(DescribeRequest {}, async |client, request| client.describe(request).await);
+        if tokio::time::timeout(within, asked).await.is_err() {
+            self.note(Some(&Status::unavailable("no answer in time")));
+        }
+    }
+
+    /// Takes note of how a call ended.
+    pub(super) fn note(&self, failure: Option<&Status>) {
+        let peer = MemberId::new(self.member_id);
+        let mut contact = self.contact.lock();
+        match failure {
+            None => {
+                contact.refused = false;
+                if contact.answers_since.is_none() {
+                    contact.answers_since = Some(clock::now());
+                    info!(%peer, "peer became active");
+                }
+            }
+            Some(status) => {
+                let reason = status.message();
+                if is_refusal(status) && reason == REMOVED {
+                    self.expelled.store(true, Ordering::Relaxed);
+                }
+                if contact.answers_since.take().is_some() {
+                    warn!(%peer, reason, "peer became inactive");
+                } else if is_refusal(status) && !std::mem::replace(&mut contact.refused, true) {
+                    warn!(%peer, reason, "refused by a peer");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What a member answers to its peers.
+//!
+//! Every call is checked before its messages are read: the cluster, the receiver and the protocol must be this member's,
+//! and the sender must not have been removed. A refusal says what is wrong, for the sender's log.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::stream::{BoxStream, FuturesUnordered};
+use futures::{Stream, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Request, Response, Status, Streaming};
+use tracing::warn;
+
+use super::channel::{CLUSTER, FROM, MESSAGE_BYTES_MAX, PROTOCOL, PROTOCOL_VERSION, TO};
+use super::wire;
+use crate::cluster::id::{ClusterId, MemberId};
+use crate::proto::etcdserverpb;
+use crate::proto::server::peer_server::{Peer, PeerServer};
+use crate::proto::skegpb as pb;
+use crate::raft::Node;
+
+/// Bytes of entries that one stream may have under way between the socket and the log.
+const APPEND_BYTES_MAX: usize = 8 << 20;
+/// Bytes that a message counts for besides its entries.
+const MESSAGE_OVERHEAD_BYTES: usize = 256;
+/// Proposals of one peer under way.
+const PROPOSALS_MAX: usize = 16_384;
+/// Results in one message.
+const RESULTS_MAX: usize = 1024;
+
+/// The Peer service.
+#[derive(Clone)]
+pub struct PeerService {
+    node: Node,
+    members: Arc<dyn Fn() -> Membership + Send + Sync>,
+}
+
+/// What [`PeerService`] tells of the cluster.
+pub struct Membership {
+    /// The members, as clients are told.
+    pub members: Vec<etcdserverpb::Member>,
+    /// The cluster version, empty until decided.
+    pub version: String,
+}
+
+impl PeerService {
+    /// Makes the service.
+    pub fn new(
+        node: Node,
+        members: impl Fn() -> Membership + Send + Sync + 'static,
+    ) -> PeerServer<PeerService> {
+        PeerServer::new(PeerService { node, members: Arc::new(members) })
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Checks who calls whom; gives the sender.
+    fn check<T>(&self, request: &Request<T>) -> Result<u64, Status> {
+        let field = |name: &'static str| {
+            let value = request.metadata().get(name).and_then(|value| value.to_str().ok());
+            value.ok_or_else(|| Status::permission_denied(format!("not a peer: {name} is missing")))
+        };
+        let id = |name: &'static str| {
+            let value = u64::from_str_radix(field(name)?, 16);
+            value.map_err(|_| Status::permission_denied(format!("not a peer: {name} is no id")))
+        };
+        let identity = self.node.identity();
+        let protocol = field(PROTOCOL)?;
+        if protocol != PROTOCOL_VERSION {
+            let text = format!("peer protocol {protocol} is not spoken here, only {PROTOCOL_VERSION}");
+            return Err(Status::failed_precondition(text));
+        }
+        let (cluster, from, to) = (id(CLUSTER)?, id(FROM)?, id(TO)?);
+        let refusal = if cluster != identity.cluster_id {
+            format!("cluster ID mismatch: here it is {}", ClusterId::new(identity.cluster_id))
+        } else if to != identity.member_id {
+            format!("the member here is {}", MemberId::new(identity.member_id))
+        } else if self.node.is_removed(from) {
+            super::REMOVED.to_owned()
+        } else {
+            return Ok(from);
+        };
+        if self.node.note_refused(from) {
+            let (sender, cluster) = (MemberId::new(from), ClusterId::new(cluster));
+            warn!(%sender, %cluster, refusal, "refused a peer");
+        }
+        Err(Status::failed_precondition(refusal))
+    }
+}
+
+/// What a peer that does not follow the protocol gets.
+fn malformed(error: std::io::Error) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+#[tonic::async_trait]
+impl Peer for PeerService {
+    type AppendStream = BoxStream<'static, Result<pb::AppendResponse, Status>>;
+    type ProposeStream = Proposals;
+
+    async fn append(
+        &self,
+        request: Request<Streaming<pb::AppendRequest>>,
+    ) -> Result<Response<Self::AppendStream>, Status> {
+        self.check(&request)?;
+        let budget = Arc::new(Semaphore::new(APPEND_BYTES_MAX));
+        let held: Arc<Mutex<VecDeque<OwnedSemaphorePermit>>> = Arc::default();
+        let holding = Arc::clone(&held);
+        let node = self.node.clone();
+        let requests = request.into_inner().map(|message| {
+            let message = message.ok()?;
+            let bytes: usize = message.entries.iter().map(entry_bytes).sum();
+            match wire::append_from_proto(message) {
+                Ok(request) => Some((request, bytes)),
+                Err(error) => {
+                    warn!(%error, "a peer's entries are malformed");
+                    None
+                }
+            }
+        });
+        let requests = requests
+            .take_while(|request| std::future::ready(request.is_some()))
+            .filter_map(std::future::ready);
+        let requests = requests.then(move |(request, bytes)| {
+            let (budget, held) = (Arc::clone(&budget), Arc::clone(&holding));
+            let bytes = (bytes + MESSAGE_OVERHEAD_BYTES).min(APPEND_BYTES_MAX);
+            async move {
+                let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+                if let Ok(permit) = budget.acquire_many_owned(permits).await {
+                    held.lock().push_back(permit);
+                }
+                request
+            }
+        });
+        let vote_seen = node.clone();
+        let requests = requests.inspect(move |request| vote_seen.heard_from(&request.vote));
+        let answers = node.raft().stream_append(requests).map(move |answer| {
+            drop(held.lock().pop_front());
+            match answer {
+                Ok(result) => Ok(wire::appended_to_proto(result)),
+                Err(fatal) => Err(Status::unavailable(fatal.to_string())),
+            }
+        });
+        Ok(Response::new(answers.boxed()))
+    }
+
+    async fn ask_vote(
+        &self,
+        request: Request<pb::VoteRequest>,
+    ) -> Result<Response<pb::VoteResponse>, Status> {
+        self.check(&request)?;
+        let request = request.into_inner();
+        let pre_vote = request.pre_vote;
+        let asked = wire::vote_request_from_proto(request).map_err(malformed)?;
+        let raft = self.node.raft();
+        let answer = if pre_vote { raft.pre_vote(asked).await } else { raft.vote(asked).await };
+        let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(Response::new(wire::vote_response_to_proto(&answer)))
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<pb::TransferLeaderRequest>,
+    ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
+        self.check(&request)?;
+        let asked = wire::transfer_from_proto(request.into_inner()).map_err(malformed)?;
+        let answer = self.node.raft().handle_transfer_leader(asked).await;
+        let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
+        let refusal = answer.err().map(|error| error.to_string()).unwrap_or_default();
+        Ok(Response::new(pb::TransferLeaderResponse { refusal }))
+    }
+
+    async fn install_snapshot(
+        &self,
+        request: Request<Streaming<pb::SnapshotChunk>>,
+    ) -> Result<Response<pb::SnapshotResponse>, Status> {
+        self.check(&request)?;
+        Err(Status::unimplemented("snapshots are not taken yet"))
+    }
+
+    async fn propose(
+        &self,
+        request: Request<Streaming<pb::ProposeRequest>>,
+    ) -> Result<Response<Self::ProposeStream>, Status> {
+        self.check(&request)?;
+        Ok(Response::new(Proposals {
+            node: self.node.clone(),
+            requests: Some(request.into_inner()),
+            under_way: FuturesUnordered::new(),
+        }))
+    }
+
+    async fn read_index(
+        &self,
+        request: Request<pb::ReadIndexRequest>,
+    ) -> Result<Response<pb::ReadIndexResponse>, Status> {
+        self.check(&request)?;
+        let index = self.node.leader_read_index().await;
+        Ok(Response::new(pb::ReadIndexResponse { index }))
+    }
+
+    async fn renew_lease(
+        &self,
+        request: Request<pb::RenewLeaseRequest>,
+    ) -> Result<Response<pb::RenewLeaseResponse>, Status> {
+        self.check(&request)?;
+        let renewed = self.node.renew_here(request.into_inner().id).await;
+        Ok(Response::new(match renewed {
+            Some(ttl) => pb::RenewLeaseResponse { leads: true, ttl },
+            None => pb::RenewLeaseResponse { leads: false, ttl: 0 },
+        }))
+    }
+
+    async fn lease_time(
+        &self,
+        request: Request<pb::LeaseTimeRequest>,
+    ) -> Result<Response<pb::LeaseTimeResponse>, Status> {
+        self.check(&request)?;
+        let found = self.node.lease_time_here(request.into_inner().id);
+        Ok(Response::new(match found {
+            Some(remaining) => pb::LeaseTimeResponse {
+                leads: true,
+                exists: remaining.is_some(),
+                remaining: remaining.unwrap_or(0),
+            },
+            None => pb::LeaseTimeResponse::default(),
+        }))
+    }
+
+    async fn member_progress(
+        &self,
+        request: Request<pb::MemberProgressRequest>,
+    ) -> Result<Response<pb::MemberProgressResponse>, Status> {
+        self.check(&request)?;
+        let progress = self.node.progress_here(request.into_inner().member_id);
+        Ok(Response::new(match progress {
+            Some((matched, last)) => pb::MemberProgressResponse { leads: true, matched, last },
+            None => pb::MemberProgressResponse::default(),
+        }))
+    }
+
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::DescribeResponse>, Status> {
+        let identity = self.node.identity();
+        let Membership { members, version } = (self.members)();
+        Ok(Response::new(pb::DescribeResponse {
+            cluster_id: identity.cluster_id,
+            member_id: identity.member_id,
+            members,
+            cluster_version: version,
+            leader: self.node.status().leader,
+        }))
+    }
+}
+
+fn entry_bytes(entry: &pb::LogEntry) -> usize {
+    match &entry.payload {
+        Some(pb::log_entry::Payload::Command(command)) => command.len() + MESSAGE_OVERHEAD_BYTES,
+        _ => MESSAGE_OVERHEAD_BYTES,
+    }
+}
+
+type UnderWay = Pin<Box<dyn Future<Output = pb::ProposedResult> + Send>>;
+
+/// A peer's proposals under way: takes commands in and gives results out, within one task.
+pub struct Proposals {
+    node: Node,
+    /// `None` once the peer has closed its side.
+    requests: Option<Streaming<pb::ProposeRequest>>,
+    under_way: FuturesUnordered<UnderWay>,
+}
+
+impl Proposals {
+    fn take_in(&mut self, message: pb::ProposeRequest) {
+        for pb::ProposedCommand { id, command } in message.commands {
+            self.under_way.push(Box::pin(propose(self.node.clone(), id, command)));
+        }
+    }
+}
+
+async fn propose(node: Node, id: u64, command: Bytes) -> pb::ProposedResult {
+    // The slice would keep the whole message in memory for as long as the log keeps the command.
+    let (status, index) = node.propose_for_peer(Bytes::copy_from_slice(&command)).await;
+    pb::ProposedResult { id, status: status as i32, index }
+}
+
+impl Stream for Proposals {
+    type Item = Result<pb::ProposeResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        while self.under_way.len() < PROPOSALS_MAX {
+            let Some(requests) = &mut self.requests else { break };
+            match Pin::new(requests).poll_next(task) {
+                Poll::Ready(Some(Ok(message))) => self.take_in(message),
+                Poll::Ready(Some(Err(_)) | None) => self.requests = None,
+                Poll::Pending => break,
+            }
+        }
+        let mut results = Vec::new();
+        while results.len() < RESULTS_MAX
+            && let Poll::Ready(Some(result)) = self.under_way.poll_next_unpin(task)
+        {
+            results.push(result);
+        }
+        if !results.is_empty() {
+            return Poll::Ready(Some(Ok(pb::ProposeResponse { results })));
+        }
+        if self.requests.is_none() && self.under_way.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    }
+}

@@ -1,0 +1,198 @@
+//! Proposing commands: here when this member leads, through the leader otherwise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use openraft::errors::{ClientWriteError, RaftError};
+use prost::Message;
+
+use super::network::Answer;
+use super::node::{Node, NodeCounts};
+use super::types::Proposal;
+use crate::apply::{Outcome, Reply};
+use crate::clock;
+use crate::proto::skegpb::Command;
+use crate::proto::skegpb::command::Kind;
+use crate::proto::skegpb::proposed_result::Status;
+
+/// Bytes of proposals that may be under way; more are refused as too many requests. They are held in memory.
+const PROPOSED_BYTES_MAX: usize = 64 << 20;
+/// Assumed memory of a proposal besides its bytes.
+const PROPOSAL_OVERHEAD_BYTES: usize = 512;
+/// Pause before a member that said it does not lead is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Why a proposal was not applied, or may not have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProposeError {
+    /// The encoded command is over the limit.
+    #[error("request is too large")]
+    TooLarge,
+    /// Too much is under way.
+    #[error("too many requests")]
+    TooManyRequests,
+    /// Not applied in time; it may still be.
+    #[error("request timed out")]
+    TimedOut,
+    /// Not applied in time, and the leader changed about when it was proposed; it may still be.
+    #[error("request timed out, possibly due to previous leader failure")]
+    TimedOutLeaderFailed,
+    /// Not applied in time, and the leader or a quorum could not be reached; it may still be.
+    #[error("request timed out, possibly due to connection lost")]
+    TimedOutConnectionLost,
+    /// The member is stopping.
+    #[error("server stopped")]
+    Stopped,
+}
+
+/// How a proposal to this member's own log ended.
+enum Written {
+    Applied(Outcome, u64),
+    /// It is not in the log and never will be.
+    NotLeader,
+    Stopped,
+}
+
+impl Node {
+    /// Proposes a command and waits until it is applied here. May be cancelled; the command may then still be applied.
+    ///
+    /// On return the command is in the log on a majority's disks and visible to reads of this member.
+    ///
+    /// # Errors
+    /// See [`ProposeError`]: only [`ProposeError::TooLarge`] and [`ProposeError::TooManyRequests`] say that it never
+    /// will be applied.
+    pub async fn propose(&self, kind: Kind) -> Result<Outcome, ProposeError> {
+        let command = Command { kind: Some(kind), request_id: 0 };
+        let encoded = Bytes::from(command.encode_to_vec());
+        if encoded.len() > self.options.max_request_bytes {
+            return Err(ProposeError::TooLarge);
+        }
+        let _admission = self.admit(encoded.len() + PROPOSAL_OVERHEAD_BYTES)?;
+        let started = clock::now();
+        let written = tokio::time::timeout(self.options.request_timeout, self.write(command, encoded)).await;
+        let outcome = written.unwrap_or_else(|_| Err(self.why_timed_out(started)));
+        if outcome.is_err() {
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    async fn write(&self, mut command: Command, encoded: Bytes) -> Result<Outcome, ProposeError> {
+        loop {
+            if self.raft.is_leader() {
+                match self.write_here(encoded.clone()).await {
+                    Written::Applied(outcome, _) => return Ok(outcome),
+                    Written::Stopped => return Err(ProposeError::Stopped),
+                    Written::NotLeader => {}
+                }
+            }
+            let Some(leader) = self.await_leader().await else { return Err(ProposeError::Stopped) };
+            if leader == self.options.identity.member_id {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let mut waiting = self.outcomes.expect();
+            command.request_id = waiting.id();
+            let forwarded = self.forwarder.propose(leader, waiting.id(), command.encode_to_vec().into());
+            let answer = tokio::select! {
+                biased;
+                outcome = waiting.outcome() => return Ok(outcome),
+                answer = forwarded => answer,
+            };
+            match answer {
+                // In doubt it may still come, by another leader.
+                Answer::Committed(_) | Answer::Unknown => return Ok(waiting.outcome().await),
+                Answer::Overloaded => return Err(ProposeError::TooManyRequests),
+                Answer::NotLeader => self.pause(ASK_AGAIN).await,
+            }
+        }
+    }
+
+    /// Waits a moment, or until another leader is known.
+    async fn pause(&self, at_most: Duration) {
+        let mut changes = self.raft.server_metrics();
+        let _ = tokio::time::timeout(at_most, openraft::async_runtime::WatchReceiver::changed(&mut changes))
+            .await;
+    }
+
+    async fn write_here(&self, encoded: Bytes) -> Written {
+        match self.raft.client_write(Proposal(encoded)).await {
+            Ok(response) => {
+                Written::Applied(response.data.0.unwrap_or(Ok(Reply::None)), response.log_id.index())
+            }
+            Err(RaftError::APIError(
+                ClientWriteError::ForwardToLeader(_)
+                | ClientWriteError::LogEntryDiscarded(_)
+                | ClientWriteError::PreconditionFailed(_),
+            )) => Written::NotLeader,
+            Err(RaftError::Fatal(_) | RaftError::APIError(ClientWriteError::ChangeMembershipError(_))) => {
+                Written::Stopped
+            }
+        }
+    }
+
+    /// Writes a peer's encoded command to the log, if this member leads; gives how it ended and where it stands.
+    pub(super) async fn propose_for_peer(&self, encoded: Bytes) -> (Status, u64) {
+        if encoded.len() > self.options.max_request_bytes + PROPOSAL_OVERHEAD_BYTES {
+            return (Status::Overloaded, 0);
+        }
+        let Ok(_admission) = self.admit(encoded.len() + PROPOSAL_OVERHEAD_BYTES) else {
+            return (Status::Overloaded, 0);
+        };
+        if !self.raft.is_leader() {
+            return (Status::NotLeader, 0);
+        }
+        let written = tokio::time::timeout(self.options.request_timeout, self.write_here(encoded)).await;
+        match written {
+            Ok(Written::Applied(_, index)) => (Status::Committed, index),
+            Ok(Written::NotLeader) => (Status::NotLeader, 0),
+            Ok(Written::Stopped) | Err(_) => (Status::Unknown, 0),
+        }
+    }
+
+    fn admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
+        let before = self.in_flight.fetch_add(bytes, Ordering::Relaxed);
+        self.counts.pending.fetch_add(1, Ordering::Relaxed);
+        let admission =
+            Admission { in_flight: Arc::clone(&self.in_flight), counts: Arc::clone(&self.counts), bytes };
+        if before > 0 && before + bytes > PROPOSED_BYTES_MAX {
+            return Err(ProposeError::TooManyRequests);
+        }
+        Ok(admission)
+    }
+
+    /// Why a proposal that began at `started` was not done in time. etcd: `parseProposeCtxErr`.
+    fn why_timed_out(&self, started: Instant) -> ProposeError {
+        let (leader, elected) = self.leadership.leader_since();
+        if let Some(elected) = elected
+            && started < elected
+            && elected < started + 2 * self.options.election_timeout
+        {
+            return ProposeError::TimedOutLeaderFailed;
+        }
+        let waited = clock::now().duration_since(started);
+        let here = self.options.identity.member_id;
+        let connected = if leader == here {
+            self.answering_voters(waited) > self.voters().len() / 2
+        } else {
+            leader == 0 || self.links.get(leader).and_then(|link| link.answers_for()) >= Some(waited)
+        };
+        if connected { ProposeError::TimedOut } else { ProposeError::TimedOutConnectionLost }
+    }
+}
+
+/// Bytes counted as under way until dropped.
+struct Admission {
+    in_flight: Arc<AtomicUsize>,
+    counts: Arc<NodeCounts>,
+    bytes: usize,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.counts.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,128 @@
+//! Who this member is, and how it begins: what its directory says, or for a new one what the settings and the running
+//! members say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::future::join_all;
+use tracing::info;
+
+use crate::cluster::id::{ClusterId, MemberId};
+use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Url};
+use crate::proto::skegpb::DescribeResponse;
+use crate::raft::{self, Beginning};
+use crate::storage::data_dir::{DataDir, Identity};
+
+/// Time for the running members to say who they are.
+const DESCRIBE_WITHIN: Duration = Duration::from_secs(5);
+/// The same when there need not be any.
+const DESCRIBE_AT_FOUNDING: Duration = Duration::from_millis(500);
+
+/// Finds out who the member in `data_dir` is; a new one claims the directory.
+///
+/// # Errors
+/// When the settings contradict each other or what the running members say.
+pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Result<(Identity, Beginning)> {
+    if let Some(identity) = data_dir.identity()? {
+        return Ok((identity, Beginning::Restarting));
+    }
+    let first = config.bootstrap()?;
+    let (identity, beginning) = match config.cluster.initial_cluster_state {
+        InitialClusterState::New => found(config, &first).await?,
+        InitialClusterState::Existing => join(&first).await?,
+    };
+    data_dir.claim(identity)?;
+    Ok((identity, beginning))
+}
+
+/// Urls as text.
+fn texts(urls: &[Url]) -> Vec<String> {
+    urls.iter().map(|url| url.as_str().to_owned()).collect()
+}
+
+fn others(first: &FirstMembership) -> impl Iterator<Item = &InitialMember> {
+    first.members.iter().filter(|member| member.name != first.local.name)
+}
+
+/// Begins a cluster, as each of its first members does. etcd: `bootstrapNewClusterNoWAL` in `server/etcdserver/bootstrap.go`.
+async fn found(config: &Config, first: &FirstMembership) -> anyhow::Result<(Identity, Beginning)> {
+    let token = &config.cluster.initial_cluster_token;
+    let id = |member: &InitialMember| {
+        MemberId::at_bootstrap(texts(&member.peer_urls).iter().map(String::as_str), token)
+    };
+    let here = id(&first.local);
+    let members: BTreeMap<u64, (String, Vec<String>)> = first
+        .members
+        .iter()
+        .map(|member| (id(member).get(), (member.name.clone(), texts(&member.peer_urls))))
+        .collect();
+    if members.len() < first.members.len() {
+        anyhow::bail!("two members of --initial-cluster have the same id: their peer URLs are the same");
+    }
+    let cluster_id = ClusterId::at_bootstrap(members.keys().map(|id| MemberId::new(*id)));
+    for described in describe(others(first), DESCRIBE_AT_FOUNDING).await {
+        let known = described.members.iter().find(|member| member.id == here.get());
+        if described.cluster_id == cluster_id.get()
+            && known.is_some_and(|member| !member.client_urls.is_empty())
+        {
+            anyhow::bail!("member {here} has already been bootstrapped");
+        }
+    }
+    let identity = Identity { member_id: here.get(), cluster_id: cluster_id.get() };
+    Ok((identity, Beginning::Founding(members)))
+}
+
+/// Joins a running cluster. etcd: `bootstrapExistingClusterNoWAL` and `ValidateClusterAndAssignIDs`.
+async fn join(first: &FirstMembership) -> anyhow::Result<(Identity, Beginning)> {
+    let described = describe(others(first), DESCRIBE_WITHIN).await;
+    let Some(running) = described.into_iter().max_by_key(|described| described.leader != 0) else {
+        anyhow::bail!(
+            "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
+        );
+    };
+    if running.members.len() != first.members.len() {
+        anyhow::bail!(
+            "error validating peerURLs: member count is unequal: the cluster has {} members, --initial-cluster {}",
+            running.members.len(),
+            first.members.len()
+        );
+    }
+    let mut here = None;
+    for member in &running.members {
+        let urls: BTreeSet<&str> = member.peer_urls.iter().map(String::as_str).collect();
+        let named = first
+            .members
+            .iter()
+            .find(|named| named.peer_urls.iter().map(Url::as_str).collect::<BTreeSet<_>>() == urls);
+        let Some(named) = named else {
+            let id = MemberId::new(member.id);
+            anyhow::bail!(
+                "error validating peerURLs: unmatched member while checking PeerURLs: no member of --initial-cluster \
+                 has the URLs {:?} of member {id}",
+                member.peer_urls
+            );
+        };
+        if named.name == first.local.name {
+            here = Some(member.id);
+        }
+    }
+    let Some(member_id) = here else {
+        anyhow::bail!(
+            "the cluster has no member with the peer URLs of --name {:?}: add it first",
+            first.local.name
+        );
+    };
+    info!(member_id = %MemberId::new(member_id), "joining a running cluster");
+    let members =
+        running.members.into_iter().map(|member| (member.id, member.peer_urls)).collect::<BTreeMap<_, _>>();
+    Ok((Identity { member_id, cluster_id: running.cluster_id }, Beginning::Joining(members)))
+}
+
+/// What those members that answer say of their cluster.
+async fn describe<'m>(
+    members: impl Iterator<Item = &'m InitialMember>,
+    within: Duration,
+) -> Vec<DescribeResponse> {
+    let asked = members.map(|member| raft::describe(texts(&member.peer_urls), within));
+    join_all(asked).await.into_iter().flatten().collect()
+}

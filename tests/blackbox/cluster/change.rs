@@ -1,0 +1,115 @@
+//! Members come and go while the cluster serves.
+
+use std::time::Duration;
+
+use etcd_client::{Client, MemberAddOptions};
+use skeg::clock::now;
+
+use super::{Cluster, PATIENCE};
+
+/// Adds the last member that was prepared, once the cluster is healthy for long enough, and starts it.
+async fn add_and_start(cluster: &mut Cluster, client: &mut Client, learner: bool) -> u64 {
+    let url = cluster.prepare_another().peer_url();
+    let started = now();
+    let id = loop {
+        let options = if learner { Some(MemberAddOptions::new().with_is_learner()) } else { None };
+        match client.member_add([url.clone()], options).await {
+            Ok(added) => break added.member().unwrap().id(),
+            Err(error) => {
+                assert!(error.to_string().contains("unhealthy cluster"), "{error}");
+                assert!(started.elapsed() < PATIENCE, "the cluster does not become healthy");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    };
+    cluster.start_all();
+    id
+}
+
+#[tokio::test]
+async fn a_cluster_grows_from_one_to_three_and_shrinks_again() {
+    let mut cluster = Cluster::found(1);
+    let mut client = cluster.members[0].client().await;
+    client.put("first", "v", None).await.unwrap();
+    for size in 2..=3 {
+        add_and_start(&mut cluster, &mut client, false).await;
+        client.put(format!("with/{size}"), "v", None).await.unwrap();
+        cluster.leader().await;
+        cluster.assert_equal().await;
+    }
+    let ids: Vec<u64> = {
+        let mut ids = Vec::new();
+        for member in &cluster.members {
+            let status = member.client().await.maintenance_client().status().await.unwrap();
+            ids.push(status.header().unwrap().member_id());
+        }
+        ids
+    };
+    // The leader goes first: the others must elect, and it must end by itself.
+    let leader = cluster.leader().await;
+    let mut other = cluster.members[(leader + 1) % 3].client().await;
+    let started = now();
+    while let Err(error) = other.member_remove(ids[leader]).await {
+        assert!(error.to_string().contains("unhealthy cluster"), "{error}");
+        assert!(started.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(cluster.members[leader].ends_within(PATIENCE).await, "a removed member ends by itself");
+    let (status, _) = cluster.members[leader].wait();
+    assert!(status.success(), "{status}");
+    let refused = cluster.members[leader].start_refused();
+    assert!(refused.stderr.contains("permanently removed"), "{}", refused.stderr);
+    other.put("two are left", "v", None).await.unwrap();
+    assert_eq!(other.member_list().await.unwrap().members().len(), 2);
+    cluster.leader().await;
+    cluster.assert_equal().await;
+}
+
+#[tokio::test]
+async fn a_learner_learns_and_is_promoted() {
+    let mut cluster = Cluster::found(1);
+    let mut client = cluster.members[0].client().await;
+    client.put("first", "v", None).await.unwrap();
+    let id = add_and_start(&mut cluster, &mut client, true).await;
+    let mut learner = cluster.members[1].client().await;
+    let status = learner.maintenance_client().status().await.unwrap();
+    assert!(status.is_learner());
+    let refused = learner.put("key", "v", None).await.unwrap_err();
+    assert!(refused.to_string().contains("rpc not supported for learner"), "{refused}");
+    let started = now();
+    while let Err(error) = client.member_promote(id).await {
+        assert!(error.to_string().contains("in sync with leader"), "{error}");
+        assert!(started.elapsed() < PATIENCE, "the learner does not catch up");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let started = now();
+    while let Err(error) = learner.put("key", "v", None).await {
+        assert!(started.elapsed() < PATIENCE, "{error}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(client.member_list().await.unwrap().members().iter().all(|member| !member.is_learner()));
+    cluster.assert_equal().await;
+}
+
+#[tokio::test]
+async fn a_member_that_was_not_added_is_refused() {
+    let mut cluster = Cluster::found(1);
+    cluster.prepare_another();
+    let stranger = cluster.members.pop().unwrap();
+    let refused = stranger.start_refused();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("member count is unequal"), "{}", refused.stderr);
+}
+
+#[tokio::test]
+async fn an_added_member_that_never_starts_costs_no_quorum() {
+    let mut cluster = Cluster::found(1);
+    let mut client = cluster.members[0].client().await;
+    let url = cluster.prepare_another().peer_url();
+    let added = client.member_add([url], None).await.unwrap();
+    client.put("still", "served", None).await.unwrap();
+    client.member_remove(added.member().unwrap().id()).await.unwrap();
+    client.put("and", "again", None).await.unwrap();
+    let absent = cluster.members.pop().unwrap();
+    assert!(!absent.runs());
+}
