@@ -86,7 +86,7 @@ impl Context {
             barrier.await.map_err(|_| Error::TimedOut)??;
         }
         let everything = KeyRange { start: Bytes::new(), end: RangeEnd::Unbounded };
-        let store = &self.state.store;
+        let store = self.state.store();
         store.scan(&everything, store.revision()).next()?;
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Context {
     /// etcd: `server/etcdserver/api/v3rpc/quota.go`
     pub(super) async fn check_quota(&self, command: &Kind) -> Result<(), Status> {
         let Some(quota) = self.limits.quota_bytes else { return Ok(()) };
-        let store = &self.state.store;
+        let store = self.state.store();
         let cost = guard::cost(command);
         if cost == 0 || store.size_estimate() + cost < quota {
             return Ok(());

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
 use prost::Message;
 
 use super::validate;
 use crate::apply::{self, Outcome, Refusal, Reply, Run, State};
+use crate::lease;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::compare::TargetUnion;
 use crate::proto::etcdserverpb::request_op::Request;
@@ -24,7 +24,6 @@ use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{Command, LogId};
 use crate::storage::EngineOptions;
 use crate::storage::mvcc::{KeyRange, NEVER_COMPACTED, RangeEnd, Store, StoreOptions};
-use crate::{cluster, lease};
 
 /// Scripts checked on one store before a new one is made, so that it stays small.
 const SCRIPTS_PER_STORE: u32 = 500;
@@ -99,7 +98,8 @@ impl Checker {
 
     /// Applies commands in one run, those that pass the checks, to the store and to the model.
     fn apply(&mut self, commands: Vec<Kind>) {
-        let mut run = Run::new(&self.state);
+        let store = self.state.store();
+        let mut run = Run::new(&self.state, &store);
         let mut expected_events = self.model.changes;
         for command in commands {
             let checked = match &command {
@@ -128,7 +128,7 @@ impl Checker {
 
     /// The store must hold what the model holds.
     fn compare(&self) {
-        let store = &self.state.store;
+        let store = self.state.store();
         assert_eq!((store.revision(), store.compacted()), (self.model.revision, self.model.compacted));
         let all = KeyRange { start: Bytes::new(), end: RangeEnd::Unbounded };
         let mut scan = store.scan(&all, store.revision());
@@ -155,13 +155,7 @@ impl Checker {
 fn open(dir: &Path) -> State {
     let engine = EngineOptions { memtable_bytes: 8 << 20, block_cache_bytes: 4 << 20 };
     let store = Store::open(dir, StoreOptions { engine, heads_bytes: 1 << 12 }).expect("the store opens");
-    let leases = lease::load(store.engine()).expect("the leases load");
-    let cluster = cluster::load(store.engine()).expect("the members load");
-    State {
-        store: Arc::new(store),
-        leases: Arc::new(RwLock::new(leases)),
-        cluster: Arc::new(RwLock::new(cluster)),
-    }
+    State::open(Arc::new(store)).expect("the leases and members load")
 }
 
 /// Builds requests from bytes; when they run out, from zeroes.

@@ -6,7 +6,7 @@ use crate::proto::etcdserverpb::ResponseHeader;
 impl Context {
     /// A header at the store's current revision.
     pub(super) fn header(&self) -> ResponseHeader {
-        self.header_at(self.state.store.revision())
+        self.header_at(self.state.store().revision())
     }
 
     /// A header at a revision.

@@ -22,7 +22,7 @@ use crate::proto::server::kv_server::Kv;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::wire::Encoded;
 use crate::storage::mvcc::activity::Tally;
-use crate::storage::mvcc::{KeyRange, MvccError};
+use crate::storage::mvcc::{KeyRange, MvccError, Store};
 use crate::telemetry::metrics::Operation;
 
 /// Keys in the first message of a stream. etcd: `server/etcdserver/v3_server.go`.
@@ -56,7 +56,7 @@ impl Kv for KvService {
         if !request.serializable {
             context.node.read_barrier().await.map_err(Error::from)?;
         }
-        Ok(Response::new(stream_range(context, request)?))
+        Ok(Response::new(stream_range(&context, request)?))
     }
 
     async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
@@ -192,17 +192,22 @@ impl Context {
     /// Serves a checked range from the local state.
     async fn range(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Ranged, Status> {
         let started = clock::now();
-        self.state.store.activity().add(Tally { ranges: 1, ..Tally::default() });
-        let served = self.range_at_readable(request).await;
+        let store = self.state.store();
+        store.activity().add(Tally { ranges: 1, ..Tally::default() });
+        let served = self.range_at_readable(&store, request).await;
         self.metrics.server.range_served(clock::now().duration_since(started), served.is_ok());
         served
     }
 
-    async fn range_at_readable(self: &Arc<Self>, request: pb::RangeRequest) -> Result<Ranged, Status> {
+    async fn range_at_readable(
+        self: &Arc<Self>,
+        store: &Arc<Store>,
+        request: pb::RangeRequest,
+    ) -> Result<Ranged, Status> {
         loop {
-            let revision = self.state.store.resolve(request.revision).map_err(Error::from)?;
-            let header = self.header();
-            match self.range_at(&request, revision, &header).await {
+            let revision = store.resolve(request.revision).map_err(Error::from)?;
+            let header = self.header_at(store.revision());
+            match self.range_at(store, &request, revision, &header).await {
                 // The revision was the latest when the read began; it was compacted under it, so read a newer one.
                 Err(Error::Compacted) if request.revision <= 0 => {}
                 done => return Ok(done?),
@@ -212,12 +217,12 @@ impl Context {
 
     async fn range_at(
         self: &Arc<Self>,
+        store: &Arc<Store>,
         request: &pb::RangeRequest,
         revision: i64,
         header: &pb::ResponseHeader,
     ) -> Result<Ranged, Error> {
         let range = KeyRange::from_request(&request.key, &request.range_end);
-        let store = &self.state.store;
         let plain = range::is_default_order(request)
             && !range::has_filters(request)
             && request.sort_target == pb::range_request::SortTarget::Key as i32;
@@ -241,14 +246,14 @@ impl Context {
                 store.check_readable(revision)?;
                 return Ok(Ranged::Whole(Encoded(encoder.finish(progress == Progress::Limited, count))));
             }
-            let rest = Rest { context: Arc::clone(self), encoder, progress, range, revision, limit };
+            let store = Arc::clone(store);
+            let rest = Rest { store, encoder, progress, range, revision, limit };
             return rest.read_on_thread().await;
         }
         let quick = request.count_only && (range.as_single().is_some() || store.counts_quickly(revision));
-        let (context, request, header) = (Arc::clone(self), request.clone(), *header);
+        let (store, request, header) = (Arc::clone(store), request.clone(), *header);
         let work = move || -> Result<Ranged, Error> {
-            let store = &context.state.store;
-            let mut response = range::execute(&range::At { store, revision }, &request)?;
+            let mut response = range::execute(&range::At { store: &store, revision }, &request)?;
             store.check_readable(revision)?;
             response.header = Some(header);
             Ok(Ranged::Whole(Encoded::new(&response)))
@@ -263,11 +268,12 @@ impl Context {
         }
         let (context, request) = (Arc::clone(self), request.clone());
         let work = move || -> Result<pb::TxnResponse, Error> {
+            let store = context.state.store();
             loop {
-                let revision = context.state.store.revision();
-                let answer = apply::read_txn(&context.state.store, revision, &request)?;
+                let revision = store.revision();
+                let answer = apply::read_txn(&store, revision, &request)?;
                 // A compaction past what is the latest here may have taken versions from under the read: read anew.
-                if context.state.store.check_readable(revision).is_err() {
+                if store.check_readable(revision).is_err() {
                     continue;
                 }
                 let mut response = answer?;
@@ -280,16 +286,16 @@ impl Context {
 
     /// Waits until the second half of every compaction so far is done.
     async fn compactions_finished(&self) -> Result<(), Error> {
-        let compacted = self.state.store.compacted();
+        let compacted = self.state.store().compacted();
         let mut finished = self.finished_compaction.clone();
         finished.wait_for(|finished| *finished >= compacted).await.map_err(|_| Error::Stopped)?;
         Ok(())
     }
 
     /// Rewrites the store's files without unreachable versions.
-    pub(super) async fn rewrite(self: &Arc<Self>) -> Result<(), Error> {
-        let context = Arc::clone(self);
-        on_thread(move || Ok(context.state.store.rewrite()?)).await
+    pub(super) async fn rewrite(&self) -> Result<(), Error> {
+        let store = self.state.store();
+        on_thread(move || Ok(store.rewrite()?)).await
     }
 }
 
@@ -306,7 +312,8 @@ pub(super) async fn on_thread<T: Send + 'static>(
 
 /// A range stream between two messages.
 struct Streaming {
-    context: Arc<Context>,
+    store: Arc<Store>,
+    max_request_bytes: usize,
     request: pb::RangeRequest,
     range: KeyRange,
     revision: i64,
@@ -317,16 +324,18 @@ struct Streaming {
 }
 
 fn stream_range(
-    context: Arc<Context>,
+    context: &Context,
     request: pb::RangeRequest,
 ) -> Result<BoxStream<'static, Result<Encoded, Status>>, Error> {
-    let revision = context.state.store.resolve(request.revision)?;
-    let header = context.header();
+    let store = context.state.store();
+    let revision = store.resolve(request.revision)?;
+    let header = context.header_at(store.revision());
     let range = KeyRange::from_request(&request.key, &request.range_end);
     let encoder = RangeEncoder::new(&request);
-    context.state.store.activity().add(Tally { ranges: 1, ..Tally::default() });
+    store.activity().add(Tally { ranges: 1, ..Tally::default() });
     let streaming = Streaming {
-        context,
+        store,
+        max_request_bytes: context.limits.max_request_bytes,
         request,
         range,
         revision,
@@ -352,13 +361,12 @@ fn stream_range(
 impl Streaming {
     /// Reads one message; pieces grow towards the request limit, as etcd's do.
     fn next_message(mut self) -> Result<(Encoded, Streaming), Error> {
-        let aim = self.context.limits.max_request_bytes;
+        let aim = self.max_request_bytes;
         let limit = usize::try_from(self.request.limit).unwrap_or(0);
-        let store = Arc::clone(&self.context.state.store);
         let progress = if self.request.count_only {
             Progress::Exhausted
         } else {
-            self.encoder.read(&store, &self.range, self.revision, limit, self.keys, aim)?
+            self.encoder.read(&self.store, &self.range, self.revision, limit, self.keys, aim)?
         };
         let size = self.encoder.len();
         if size < aim / 2 {
@@ -368,15 +376,15 @@ impl Streaming {
         }
         if progress != Progress::Paused {
             let count = if self.request.count_only {
-                store.count(&self.range, self.revision)?
+                self.store.count(&self.range, self.revision)?
             } else {
-                self.encoder.count(&store, &self.range, self.revision, progress)?
+                self.encoder.count(&self.store, &self.range, self.revision, progress)?
             };
             self.encoder.put_header(&self.header);
             self.encoder.put_trailer(progress == Progress::Limited, count);
             self.done = true;
         }
-        store.check_readable(self.revision).map_err(|error: MvccError| Error::from(error))?;
+        self.store.check_readable(self.revision).map_err(|error: MvccError| Error::from(error))?;
         let piece = self.encoder.take();
         let mut message = BytesMut::with_capacity(piece.len() + 8);
         encode_key(1, WireType::LengthDelimited, &mut message);

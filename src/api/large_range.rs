@@ -20,14 +20,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 
-use super::Context;
 use super::error::Error;
 use super::kv::{Ranged, on_thread};
 use super::range_encoder::{Progress, RangeEncoder};
 use super::unary::Pieces;
 use crate::proto::wire::Encoded;
-use crate::storage::mvcc::KeyRange;
 use crate::storage::mvcc::read::{Record, Scan};
+use crate::storage::mvcc::{KeyRange, Store};
 
 /// Size from which an answer is sent in pieces, in bytes.
 const LARGE_BYTES: usize = 4 << 20;
@@ -44,7 +43,7 @@ static LARGE: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(LARGE_MAX));
 
 /// A range that is not finished yet.
 pub(super) struct Rest {
-    pub(super) context: Arc<Context>,
+    pub(super) store: Arc<Store>,
     pub(super) encoder: RangeEncoder,
     pub(super) progress: Progress,
     pub(super) range: KeyRange,
@@ -57,17 +56,16 @@ impl Rest {
     pub(super) async fn read_on_thread(mut self) -> Result<Ranged, Error> {
         let mut this = on_thread(move || {
             if self.progress == Progress::Paused {
-                let store = &self.context.state.store;
                 let (range, limit) = (&self.range, self.limit);
                 self.progress =
-                    self.encoder.read(store, range, self.revision, limit, usize::MAX, LARGE_BYTES)?;
+                    self.encoder.read(&self.store, range, self.revision, limit, usize::MAX, LARGE_BYTES)?;
             }
             Ok(self)
         })
         .await?;
         if this.progress != Progress::Paused {
             return on_thread(move || {
-                let store = &this.context.state.store;
+                let store = &this.store;
                 let count = this.encoder.count(store, &this.range, this.revision, this.progress)?;
                 store.check_readable(this.revision)?;
                 let more = this.progress == Progress::Limited;
@@ -99,9 +97,9 @@ impl Rest {
         pieces: &mpsc::Sender<Result<Bytes, Status>>,
         runtime: &Handle,
     ) {
-        let context = Arc::clone(&self.context);
+        let store = Arc::clone(&self.store);
         let rest = self.encoder.rest(&self.range);
-        let mut scan = context.state.store.scan_past_cache(&rest, self.revision);
+        let mut scan = store.scan_past_cache(&rest, self.revision);
         let trailer = match self.measure(&mut scan) {
             Err(error) => {
                 let _ = measured.send(Err(error));
@@ -135,7 +133,7 @@ impl Rest {
             length += 1 + encoded_len_varint(size as u64) + size;
             records += 1;
         }
-        let store = &self.context.state.store;
+        let store = &self.store;
         store.check_readable(self.revision)?;
         let count = if progress == Progress::Limited {
             store.count(&self.range, self.revision)?

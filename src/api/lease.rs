@@ -106,7 +106,7 @@ impl Lease for LeaseService {
             response.ttl = remaining;
             response.granted_ttl = record.ttl_seconds;
             if request.keys {
-                let store = Arc::clone(&context.state.store);
+                let store = context.state.store();
                 response.keys = on_thread(move || Ok(attached_keys(store.engine(), request.id)?)).await?;
             }
         }

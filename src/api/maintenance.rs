@@ -39,7 +39,7 @@ impl Maintenance for MaintenanceService {
     async fn status(&self, _: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let context = &self.0;
         let raft = context.node.status();
-        let sizes = context.state.store.sizes();
+        let sizes = context.state.store().sizes();
         let mut errors = Vec::new();
         if raft.leader == 0 {
             errors.push("etcdserver: no leader".to_owned());
@@ -85,7 +85,7 @@ impl Maintenance for MaintenanceService {
     }
 
     async fn hash(&self, _: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
-        let store = Arc::clone(&self.0.state.store);
+        let store = self.0.state.store();
         let started = clock::now();
         let hash = on_thread(move || Ok(store.hash_all()?)).await?;
         self.0.metrics.mvcc.hash.observe(clock::now().duration_since(started).as_secs_f64());
@@ -97,7 +97,7 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let requested = request.into_inner().revision;
-        let store = Arc::clone(&self.0.state.store);
+        let store = self.0.state.store();
         let started = clock::now();
         let (found, current) = on_thread(move || Ok(store.hash_kv(requested)?)).await?;
         self.0.metrics.mvcc.hash_rev.observe(clock::now().duration_since(started).as_secs_f64());

@@ -26,7 +26,7 @@ pub use command::{decode, operation};
 pub use outcome::{Outcome, Refusal, Reply};
 pub use txn::{is_read_only, is_serializable, read_txn};
 
-use crate::cluster::Cluster;
+use crate::cluster::{self, Cluster};
 use crate::lease::{self, Leases};
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
@@ -44,12 +44,45 @@ const TTL_MAX_SECONDS: i64 = 9_000_000_000;
 /// The replicated state. Changed only by [`Run`]; read by everyone.
 #[derive(Clone)]
 pub struct State {
-    /// Keys and their history.
-    pub store: Arc<Store>,
+    /// Keys and their history; another one after [`State::replace_store`].
+    store: Arc<RwLock<Arc<Store>>>,
     /// Lease records.
     pub leases: Arc<RwLock<Leases>>,
     /// Members, alarms, cluster version.
     pub cluster: Arc<RwLock<Cluster>>,
+}
+
+impl State {
+    /// Takes a store, and reads the leases and members that it holds.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub fn open(store: Arc<Store>) -> Result<State, StorageError> {
+        let leases = lease::load(store.engine())?;
+        let cluster = cluster::load(store.engine())?;
+        Ok(State {
+            store: Arc::new(RwLock::new(store)),
+            leases: Arc::new(RwLock::new(leases)),
+            cluster: Arc::new(RwLock::new(cluster)),
+        })
+    }
+
+    /// The store as of now. Who asks once and keeps it has one view to the end, also when it is replaced meanwhile.
+    pub fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.store.read())
+    }
+
+    /// Puts another store in the place of this one, with its leases and members; gives the old one, which lives on until
+    /// its last user is done. Not to be called while a [`Run`] is under way.
+    ///
+    /// # Errors
+    /// The storage's; nothing is replaced then.
+    pub fn replace_store(&self, store: Arc<Store>) -> Result<Arc<Store>, StorageError> {
+        let State { leases, cluster, .. } = State::open(Arc::clone(&store))?;
+        std::mem::swap(&mut *self.leases.write(), &mut leases.write());
+        std::mem::swap(&mut *self.cluster.write(), &mut cluster.write());
+        Ok(std::mem::replace(&mut self.store.write(), store))
+    }
 }
 
 /// A change to the leases, for the clock that the leader keeps.
@@ -84,15 +117,16 @@ pub struct Effects {
 /// Applies a run of committed entries; see the module.
 pub struct Run<'s> {
     state: &'s State,
+    store: &'s Store,
     write: WriteRun<'s>,
     applied: Option<LogId>,
     effects: Effects,
 }
 
 impl<'s> Run<'s> {
-    /// Starts a run.
-    pub fn new(state: &'s State) -> Run<'s> {
-        Run { state, write: WriteRun::new(&state.store), applied: None, effects: Effects::default() }
+    /// Starts a run on a state and its store.
+    pub fn new(state: &'s State, store: &'s Store) -> Run<'s> {
+        Run { state, store, write: WriteRun::new(store), applied: None, effects: Effects::default() }
     }
 
     /// Applies one command, which stands at `position` in the log.
@@ -163,9 +197,9 @@ impl<'s> Run<'s> {
     fn make_visible(&mut self) -> Result<(), StorageError> {
         if !self.write.is_clean() {
             self.note_applied();
-            let done = std::mem::replace(&mut self.write, WriteRun::new(&self.state.store));
+            let done = std::mem::replace(&mut self.write, WriteRun::new(self.store));
             self.effects.events.extend(done.commit()?);
-            self.write = WriteRun::new(&self.state.store);
+            self.write = WriteRun::new(self.store);
         }
         Ok(())
     }
@@ -215,13 +249,13 @@ impl<'s> Run<'s> {
         if !self.state.leases.read().contains(id) {
             return Ok(Err(Refusal::LeaseNotFound));
         }
-        let keys = lease::attached_keys(self.state.store.engine(), id)?;
+        let keys = lease::attached_keys(self.store.engine(), id)?;
         let mut txn = self.write.begin();
         for key in &keys {
             txn.delete(key)?;
         }
         txn.finish();
-        self.state.store.activity().add(Tally { deletes: keys.len() as u64, ..Tally::default() });
+        self.store.activity().add(Tally { deletes: keys.len() as u64, ..Tally::default() });
         self.state.leases.write().remove(id);
         self.write.batch().delete(Family::Lease, &schema::lease_key(id));
         self.effects.leases.push(LeaseChange::Revoked(id));

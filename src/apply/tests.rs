@@ -19,10 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
 
 use super::*;
-use crate::cluster;
 use crate::proto::etcdserverpb::compare::TargetUnion;
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::response_op::Response;
@@ -38,13 +36,7 @@ const TERM: u64 = 7;
 fn open(dir: &Path) -> State {
     let engine = EngineOptions { memtable_bytes: 4 << 20, block_cache_bytes: 4 << 20 };
     let store = Store::open(dir, StoreOptions { engine, heads_bytes: 1 << 14 }).expect("the store opens");
-    let leases = lease::load(store.engine()).expect("the leases load");
-    let cluster = cluster::load(store.engine()).expect("the members load");
-    State {
-        store: Arc::new(store),
-        leases: Arc::new(RwLock::new(leases)),
-        cluster: Arc::new(RwLock::new(cluster)),
-    }
+    State::open(Arc::new(store)).expect("the leases and members load")
 }
 
 /// A word or a list in parentheses.
@@ -339,7 +331,7 @@ fn show_effects(out: &mut String, effects: &Effects) {
 
 /// Everything that the log has made, from memory and from what is stored.
 fn show_state(state: &State) -> String {
-    let store = &state.store;
+    let store = state.store();
     let mut out = format!("revision {} compacted {}\n", store.revision(), store.compacted());
     let all = KeyRange { start: Bytes::new(), end: RangeEnd::Unbounded };
     let mut scan = store.scan(&all, store.revision());
@@ -393,8 +385,9 @@ struct Script {
 impl Script {
     /// Applies commands in one run and says what came of it.
     fn apply(&mut self, commands: Vec<Kind>) -> String {
-        let before = self.state.store.hash_all().expect("it hashes");
-        let mut run = Run::new(&self.state);
+        let store = self.state.store();
+        let before = store.hash_all().expect("it hashes");
+        let mut run = Run::new(&self.state, &store);
         let mut outcomes = Vec::new();
         for command in commands {
             self.log.push(command.clone());
@@ -406,7 +399,7 @@ impl Script {
         outcomes.iter().for_each(|outcome| show_outcome(&mut out, outcome));
         show_effects(&mut out, &effects);
         if outcomes.iter().all(Result::is_err) {
-            assert_eq!(self.state.store.hash_all().expect("it hashes"), before, "a refusal changes nothing");
+            assert_eq!(store.hash_all().expect("it hashes"), before, "a refusal changes nothing");
             assert!(effects.events.is_empty() && effects.leases.is_empty());
         }
         self.outcomes.extend(outcomes);
@@ -416,7 +409,8 @@ impl Script {
     /// Applies the log again, in one run, to a state that holds the first `done` commands.
     fn replay(&self, dir: &Path, done: usize) {
         let state = open(dir);
-        let mut run = Run::new(&state);
+        let store = state.store();
+        let mut run = Run::new(&state, &store);
         for (at, command) in self.log.iter().enumerate().skip(done) {
             let position = LogId { term: TERM, node_id: 0, index: at as u64 + 1 };
             let outcome = run.apply(command.clone(), position).expect("the command applies");
@@ -424,7 +418,7 @@ impl Script {
         }
         run.commit().expect("the run commits");
         assert_eq!(show_state(&state), show_state(&self.state), "replayed from {done}");
-        let hash = |state: &State| state.store.hash_kv(0).expect("it hashes");
+        let hash = |state: &State| state.store().hash_kv(0).expect("it hashes");
         assert_eq!(hash(&state), hash(&self.state));
     }
 }
@@ -445,7 +439,7 @@ fn run_script(text: &str) -> String {
             match command {
                 "state" => out.push_str(&show_state(&script.state)),
                 "flush" => {
-                    script.state.store.engine().flush().expect("the store flushes");
+                    script.state.store().engine().flush().expect("the store flushes");
                     script.flushed.push((copy(script.dir.path()), script.log.len()));
                 }
                 _ => match command.strip_prefix("run ") {

@@ -37,7 +37,7 @@ pub(super) fn put(run: &mut Run<'_>, request: pb::PutRequest) -> Result<Outcome,
     }
     let mut response = execute_put(&mut txn, &request)?;
     txn.finish();
-    run.state.store.activity().add(tally_put(&request));
+    run.store.activity().add(tally_put(&request));
     response.header = run.header();
     Ok(Ok(Reply::Put(response)))
 }
@@ -50,7 +50,7 @@ pub(super) fn delete_range(
     let mut txn = run.write.begin();
     let mut response = execute_delete(&mut txn, request)?;
     txn.finish();
-    run.state.store.activity().add(tally_delete(request));
+    run.store.activity().add(tally_delete(request));
     response.header = run.header();
     Ok(Ok(Reply::DeleteRange(response)))
 }
@@ -69,7 +69,7 @@ pub(super) fn txn(run: &mut Run<'_>, request: &pb::TxnRequest) -> Result<Outcome
     let mut response = execute(&mut txn, request, &path)?;
     txn.finish();
     // etcd evaluates in a transaction of its own.
-    let activity = run.state.store.activity();
+    let activity = run.store.activity();
     activity.add(Tally { ranges: compares(request, &path), ..Tally::default() });
     activity.add(tally(request, &path));
     response.header = run.header();

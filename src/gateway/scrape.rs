@@ -92,7 +92,7 @@ fn read_cluster(standing: &Standing, context: &Context) {
 }
 
 fn read_store(standing: &Standing, context: &Context) {
-    let store = &context.state.store;
+    let store = context.state.store();
     let sizes = store.sizes();
     standing.db_size_bytes.set(signed(sizes.total_bytes));
     standing.db_size_in_use_bytes.set(signed(sizes.live_bytes));

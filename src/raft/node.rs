@@ -431,7 +431,8 @@ fn raft_config(options: &NodeOptions) -> Result<Config, String> {
 }
 
 fn stored_applied(state: &State) -> io::Result<Option<u64>> {
-    let stored = state.store.engine().get(Family::Meta, &MetaKey::Applied.encode());
+    let store = state.store();
+    let stored = store.engine().get(Family::Meta, &MetaKey::Applied.encode());
     let stored = stored.map_err(io::Error::other)?;
     stored.map(|bytes| codec::decode_log_id(&bytes).map(|log_id| log_id.index())).transpose()
 }

@@ -20,6 +20,7 @@ use crate::apply::{self, Compaction, LeaseChange, Run, State};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
+use crate::storage::mvcc::Store;
 use crate::storage::schema::{Family, MetaKey};
 use crate::telemetry::metrics::{Metrics, Operation};
 use crate::watch::Hub;
@@ -60,7 +61,7 @@ pub(crate) struct Flushed {
 impl Machine {
     /// Takes over an opened state, all of which is on disk.
     pub(crate) fn new(state: State, listeners: Listeners) -> io::Result<Machine> {
-        let (last_log_id, last_membership) = stored_position(&state)?;
+        let (last_log_id, last_membership) = stored_position(&state.store())?;
         let at = Arc::new(Mutex::new(SnapshotMeta { last_log_id, last_membership }));
         Ok(Machine { flushed: Flushed { state: state.clone(), at }, state, listeners })
     }
@@ -69,7 +70,8 @@ impl Machine {
     fn apply_run(&self, entries: Vec<EntryResponder<TypeConfig>>) -> io::Result<()> {
         let entries_count = entries.len();
         let mut now = clock::now();
-        let mut run = Run::new(&self.state);
+        let store = self.state.store();
+        let mut run = Run::new(&self.state, &store);
         let mut answers = Vec::with_capacity(entries.len());
         let mut awaited = Vec::new();
         let mut members_changed = false;
@@ -124,7 +126,7 @@ impl Machine {
         if took > self.listeners.slow {
             self.warn_slow("write of a run", entries_count, took);
         }
-        self.listeners.hub.publish(&effects.events, self.state.store.revision()).map_err(io::Error::other)?;
+        self.listeners.hub.publish(&effects.events, store.revision()).map_err(io::Error::other)?;
         self.tell_leases(&effects.leases);
         for compaction in effects.compactions {
             let _ = self.listeners.compactions.send(compaction);
@@ -185,8 +187,8 @@ fn lap(since: &mut Instant) -> Duration {
 }
 
 /// The position and membership that the store's records speak of.
-fn stored_position(state: &State) -> io::Result<(Option<LogId>, StoredMembership)> {
-    let engine = state.store.engine();
+fn stored_position(store: &Store) -> io::Result<(Option<LogId>, StoredMembership)> {
+    let engine = store.engine();
     let read = |key: MetaKey| engine.get(Family::Meta, &key.encode()).map_err(io::Error::other);
     let applied = read(MetaKey::Applied)?.map(|bytes| codec::decode_log_id(&bytes)).transpose()?;
     let membership = read(MetaKey::Membership)?.map(|bytes| codec::decode_membership(&bytes)).transpose()?;
@@ -198,7 +200,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
     type SnapshotBuilder = Flushed;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
-        stored_position(&self.state)
+        stored_position(&self.state.store())
     }
 
     async fn apply<Strm>(&mut self, mut entries: Strm) -> Result<(), io::Error>
@@ -244,8 +246,8 @@ impl RaftSnapshotBuilder<TypeConfig> for Flushed {
     async fn build_snapshot(
         &mut self,
     ) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, ()>, io::Error> {
-        let (last_log_id, last_membership) = stored_position(&self.state)?;
-        let store = Arc::clone(&self.state.store);
+        let store = self.state.store();
+        let (last_log_id, last_membership) = stored_position(&store)?;
         tokio::task::spawn_blocking(move || store.engine().flush())
             .await
             .map_err(io::Error::other)?

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use parking_lot::RwLock;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::node::{Beginning, Node, NodeOptions, StartError};
@@ -23,7 +22,6 @@ use crate::storage::mvcc::hash::RevisionHash;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
-use crate::{cluster, lease};
 
 const MEMBER: u64 = 0x2e12_59d4_15f2_a040;
 
@@ -38,10 +36,7 @@ impl Member {
         let engine = EngineOptions { memtable_bytes: 4 << 20, block_cache_bytes: 4 << 20 };
         let options = StoreOptions { engine, heads_bytes: 1 << 16 };
         let store = Arc::new(Store::open(&dir.join("store"), options).expect("the store opens"));
-        let leases = lease::load(store.engine()).expect("the leases load");
-        let cluster = cluster::load(store.engine()).expect("the members load");
-        let (leases, cluster) = (Arc::new(RwLock::new(leases)), Arc::new(RwLock::new(cluster)));
-        let state = State { store: Arc::clone(&store), leases, cluster };
+        let state = State::open(Arc::clone(&store)).expect("the leases and members load");
         let hub = Arc::new(Hub::new(store, HubOptions { queued_bytes_max: 1 << 20 }));
         let options = NodeOptions {
             identity: Identity { member_id: MEMBER, cluster_id: 1 },
@@ -68,13 +63,13 @@ impl Member {
         let outcomes = join_all(commands.into_iter().map(|command| self.node.propose(command))).await;
         assert!(outcomes.iter().all(Result::is_ok), "every proposal is answered");
         while let Ok(compaction) = self.compactions.try_recv() {
-            let finished = self.state.store.finish_compaction(compaction.previous, compaction.revision);
+            let finished = self.state.store().finish_compaction(compaction.previous, compaction.revision);
             finished.expect("the compaction finishes");
         }
     }
 
     fn standing(&self) -> Standing {
-        let store = &self.state.store;
+        let store = self.state.store();
         let applied = self.node.status().applied;
         let (hash, revision) = store.hash_kv(0).expect("it hashes");
         let leases =
@@ -84,7 +79,7 @@ impl Member {
 
     /// Stops, and waits until the last task has let go of the store.
     async fn stop(self) {
-        let store = Arc::downgrade(&self.state.store);
+        let store = Arc::downgrade(&self.state.store());
         drop(self.state);
         self.node.stop().await.expect("the member stops");
         let released = async {
@@ -183,7 +178,7 @@ async fn what_was_acknowledged_survives_every_end() {
     for life in 0..3 {
         let mut member = Member::start(dir.path()).await.expect("the member starts");
         for batch in 0..8 {
-            let revision = member.state.store.revision();
+            let revision = member.state.store().revision();
             let commands = (0..random.usize(1..300)).map(|_| command(&mut random, revision)).collect();
             member.propose(commands).await;
             if random.u8(..3) == 0 {

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use parking_lot::RwLock;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
@@ -31,7 +30,7 @@ use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
-use crate::{cluster, lease, task, telemetry};
+use crate::{task, telemetry};
 use listen::{Door, Listener, Serves};
 use observer::CountLog;
 
@@ -168,7 +167,7 @@ impl Member {
             );
         }
         let queued_bytes_max = config.member.memory.watch_ring_bytes;
-        let hub = Arc::new(Hub::new(Arc::clone(&state.store), HubOptions { queued_bytes_max }));
+        let hub = Arc::new(Hub::new(state.store(), HubOptions { queued_bytes_max }));
         let request_timeout = config.member.request_timeout(&config.cluster);
         let options = NodeOptions {
             identity,
@@ -188,7 +187,7 @@ impl Member {
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
         let limits = limits(config);
-        let (compaction_finished, finished_compaction) = watch::channel(state.store.compacted());
+        let (compaction_finished, finished_compaction) = watch::channel(state.store().compacted());
         let context = Arc::new(Context {
             member_id,
             cluster_id,
@@ -269,9 +268,7 @@ fn open_state(config: &Config, data_dir: &DataDir) -> anyhow::Result<State> {
         EngineOptions { memtable_bytes: memory.memtable_bytes, block_cache_bytes: memory.block_cache_bytes };
     let options = StoreOptions { engine, heads_bytes: memory.metadata_cache_bytes };
     let store = Arc::new(Store::open(&data_dir.store_dir(), options).context("open the store")?);
-    let leases = lease::load(store.engine()).context("read the leases")?;
-    let cluster = cluster::load(store.engine()).context("read the members")?;
-    Ok(State { store, leases: Arc::new(RwLock::new(leases)), cluster: Arc::new(RwLock::new(cluster)) })
+    State::open(store).context("read the leases and members")
 }
 
 fn limits(config: &Config) -> Limits {
@@ -303,10 +300,10 @@ fn spawn_tasks(
     snapshot_count: u64,
 ) -> (Vec<tokio::task::JoinHandle<()>>, mpsc::Receiver<anyhow::Error>) {
     let (failed, failures) = mpsc::channel(1);
-    let store = || Arc::clone(&context.state.store);
+    let state = || context.state.clone();
     let node = || context.node.clone();
     let metrics = || Arc::clone(&context.metrics);
-    let counted = store();
+    let counted = state().store();
     let counting = async move {
         match tokio::task::spawn_blocking(move || counted.build_counts()).await {
             Ok(result) => result.map_err(anyhow::Error::from),
@@ -317,13 +314,13 @@ fn spawn_tasks(
     let tasks = vec![
         supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
         supervised("compaction", failed.clone(), {
-            let run = task::compaction::run(store(), compactions, metrics(), compaction_finished);
+            let run = task::compaction::run(state(), compactions, metrics(), compaction_finished);
             async { Ok(run.await?) }
         }),
         supervised("count index", failed, counting),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
-        tokio::spawn(task::flush::run(node(), store(), snapshot_count)),
+        tokio::spawn(task::flush::run(node(), state(), snapshot_count)),
     ];
     (tasks, failures)
 }

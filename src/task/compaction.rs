@@ -5,10 +5,9 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 
-use crate::apply::Compaction;
+use crate::apply::{Compaction, State};
 use crate::clock;
 use crate::storage::StorageError;
-use crate::storage::mvcc::Store;
 use crate::telemetry::metrics::Metrics;
 
 /// Finishes compactions one after the other, in order, and tells of each.
@@ -16,13 +15,13 @@ use crate::telemetry::metrics::Metrics;
 /// # Errors
 /// The storage's: the member must stop then.
 pub async fn run(
-    store: Arc<Store>,
+    state: State,
     mut compactions: mpsc::UnboundedReceiver<Compaction>,
     metrics: Arc<Metrics>,
     finished: watch::Sender<i64>,
 ) -> Result<(), StorageError> {
     while let Some(compaction) = compactions.recv().await {
-        let store = Arc::clone(&store);
+        let store = state.store();
         let started = clock::now();
         let work = tokio::task::spawn_blocking(move || {
             store.finish_compaction(compaction.previous, compaction.revision)?;
