@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! client port ──> access: host named? ─> CORS headers ─> OPTIONS? ─┐
-//! metrics port ───────────────────────────────────────────────────> route ─> health, metrics
-//!                                                                      └──> version, debug (client port only)
+//! metrics port ───────────────────────────────────────────────────> clean path? ─> route ─> health, metrics
+//!                                                                                     └──> version, debug (client port only)
 //! ```
 //!
 //! A gateway can answer before the member has joined its cluster, for the metrics port opens first: until then there is no
@@ -12,8 +12,10 @@
 
 mod access;
 mod answer;
+mod clean_path;
 mod debug;
 mod health;
+mod negotiate;
 mod scrape;
 
 use std::sync::{Arc, OnceLock};
@@ -76,7 +78,10 @@ impl Gateway {
     pub async fn call<B>(&self, request: Request<B>, port: Port) -> Response<Body> {
         let (request, _) = request.into_parts();
         let request = Request::from_parts(request, ());
-        if port == Port::Metrics {
+        if clean_path::is_malformed(request.uri().path()) {
+            return clean_path::bad_request();
+        }
+        if port != Port::Client {
             return self.route(&request, port).await;
         }
         let allowed = match self.shared.access.check(&request) {
@@ -95,6 +100,9 @@ impl Gateway {
     async fn route(&self, request: &Request<()>, port: Port) -> Response<Body> {
         let shared = &*self.shared;
         let path = request.uri().path();
+        if let Some(redirect) = clean_path::check(request) {
+            return redirect;
+        }
         if port == Port::Peer {
             return match path {
                 "/version" => answer::get_only(request, || shared.version()),
@@ -102,7 +110,7 @@ impl Gateway {
             };
         }
         match path {
-            "/metrics" => return shared.metrics_text(),
+            "/metrics" => return shared.metrics_text(request.headers()),
             "/health" => return shared.health(request).await,
             _ => {}
         }
@@ -113,6 +121,7 @@ impl Gateway {
             _ if port == Port::Metrics => answer::not_found(),
             "/version" => answer::get_only(request, || shared.version()),
             "/debug/vars" => answer::get_only(request, || shared.variables()),
+            "/debug/pprof" if shared.profiles_asked_for => clean_path::redirect(request, "/debug/pprof/"),
             _ if path.starts_with("/debug/pprof/") && shared.profiles_asked_for => debug::no_profiles(),
             _ => answer::not_found(),
         }

@@ -1,26 +1,36 @@
 //! `/metrics`: reading how things stand, then everything that is counted.
 
+use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use tonic::body::Body;
 
-use super::{Shared, answer};
+use super::{Shared, answer, negotiate};
 use crate::api::Context;
 use crate::config::{FeatureGate, FeatureGates, Stage};
 use crate::process;
 use crate::proto::etcdserverpb::AlarmType;
-use crate::telemetry::metrics::{CONTENT_TYPE, Standing, raise};
+use crate::telemetry::metrics::{Standing, raise};
 
 impl Shared {
-    pub(super) fn metrics_text(&self) -> Response<Body> {
+    pub(super) fn metrics_text(&self, headers: &HeaderMap) -> Response<Body> {
         let http = &self.metrics.http;
         http.scrapes_in_flight.inc();
         self.refresh();
         let text = self.metrics.text();
         http.scrapes_in_flight.dec();
         http.scrapes.inc();
-        answer::with_type(StatusCode::OK, CONTENT_TYPE, text)
+        let content_type = negotiate::content_type(headers);
+        if !negotiate::wants_gzip(headers) {
+            return answer::with_type(StatusCode::OK, content_type, text);
+        }
+        let mut response = answer::with_type(StatusCode::OK, content_type, compressed(&text));
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        response
     }
 
     /// Sets what is read when someone asks.
@@ -35,6 +45,13 @@ impl Shared {
             read_watchers(standing, context);
         }
     }
+}
+
+/// Compresses quickly rather than well: it is done on the core thread.
+fn compressed(text: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 8), Compression::fast());
+    let written = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
+    written.expect("writing to memory does not fail")
 }
 
 fn read_features(standing: &Standing, gates: &FeatureGates) {

@@ -44,6 +44,32 @@ func TestHTTP(t *testing.T) {
 			ask(s, "/", "/nothing", "/healthz", "/health/", "/livez/", "/livez/data_corruption", "/livez/nothing", "/readyz/", "/readyz/nothing", "/v2/keys", "/v2/members",
 				"/config/local/log", "/metrics/", "/versions", "/debug/pprof/", "/debug/pprof/heap", "/debug/requests", "/members", "/raft")
 		}},
+		{name: "http/2-paths-that-are-not-clean", script: func(s *pair.Session) {
+			for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS"} {
+				for _, path := range []string{
+					"//version", "/a/../version", "/version/.", "/version/..", "/./health", "/version//", "/livez//serializable_read", "//metrics?x=y", "/..//", "/a//b/?",
+					"//evil.test/../health?a=b&c='d'", "/b%20c//d", "/a!//(x)", "/%2e%2e/version", "/version%2f", "/debug/pprof", "/x/...",
+				} {
+					s.HTTP(method, path)
+				}
+			}
+		}},
+		{name: "http/2-profiles", flags: []string{"--enable-pprof"}, script: func(s *pair.Session) { ask(s, "/debug/pprof", "/debug/pprof?x=y", "/debug//pprof/") }},
+		{name: "http/2-metrics-as-asked-for", script: func(s *pair.Session) {
+			for _, encodings := range []string{
+				"gzip", "deflate, gzip;q=0.5", "identity;q=0.5, gzip", "gzip ; q=1", "gzip;q=0.001", "gzip, identity", "identity, gzip;q=0.9", "gzip;q=0", "gzip;q=abc", "GZIP", "*", "br, *;q=0.1",
+				"*;q=0", "zstd", "identity", ";",
+			} {
+				s.MetricsAs("Accept-Encoding", encodings)
+			}
+			for _, types := range []string{
+				"*/*", "text/plain", "application/json", "application/openmetrics-text", "application/openmetrics-text; version=1.0.0",
+				"application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+				"text/plain;version=0.0.4,text/plain;version=1.0.0;escaping=values;q=0.5", "application/x;escaping=allow-utf-8,text/html;escaping=values;q=0.5", "text/plain;escaping=nothing",
+			} {
+				s.MetricsAs("Accept", types)
+			}
+		}},
 		{name: "http/2.1-and-2.2-no-space", fresh: true, script: func(s *pair.Session) {
 			s.Alarm(&pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE})
 			ask(s, healthPaths...)

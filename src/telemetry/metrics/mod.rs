@@ -28,9 +28,6 @@ pub use grpc::{Grpc, MethodCounters, MethodKind};
 pub use operation::{ByOperation, Operation};
 pub use standing::{Standing, raise};
 
-/// The content type of [`Metrics::text`].
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
 /// Everything that is counted as it happens. See the module.
 pub struct Metrics {
     registry: Registry,

@@ -1,6 +1,7 @@
 package pair
 
 import (
+	"compress/gzip"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,7 +12,8 @@ import (
 
 // shownHeaders are the response headers that must be equal.
 var shownHeaders = []string{
-	"Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin", "Allow", "Content-Type", "X-Content-Type-Options",
+	"Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin", "Allow", "Content-Encoding", "Content-Type", "Location",
+	"X-Content-Type-Options",
 }
 
 // HTTP asks for a path on the client listener and records status, headers and body. Lines of the health checks have no
@@ -29,19 +31,44 @@ func (s *Session) HTTP(method, path string) {
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
 	s.Require(err == nil, "body: %v", err)
-	var headers []string
-	for _, name := range shownHeaders {
-		if value, present := response.Header[name]; present {
-			headers = append(headers, fmt.Sprintf("%s=%q", name, value))
-		}
-	}
 	text := string(body)
 	if strings.Contains(text, "[+]") || strings.Contains(text, "[-]") {
 		lines := strings.Split(text, "\n")
 		slices.Sort(lines)
 		text = strings.Join(lines, "\n")
 	}
-	s.record(asked, fmt.Sprintf("%s %s %q", response.Status, strings.Join(headers, " "), text))
+	s.record(asked, fmt.Sprintf("%s %s %q", response.Status, headers(response), text))
+}
+
+// MetricsAs asks for the metrics with a header of the request and records status and headers; the body must be metrics.
+func (s *Session) MetricsAs(name, value string) {
+	request, err := http.NewRequestWithContext(s.ctx, http.MethodGet, s.Store.URL("/metrics"), nil)
+	s.Require(err == nil, "request: %v", err)
+	// Set in any case: else the client asks for gzip and hides it.
+	request.Header.Set("Accept-Encoding", "identity")
+	request.Header.Set(name, value)
+	response, err := http.DefaultClient.Do(request)
+	s.Require(err == nil, "metrics: %v", err)
+	defer func() { _ = response.Body.Close() }()
+	body := io.Reader(response.Body)
+	if response.Header.Get("Content-Encoding") == "gzip" {
+		body, err = gzip.NewReader(body)
+		s.Require(err == nil, "gzip: %v", err)
+	}
+	text, err := io.ReadAll(body)
+	s.Require(err == nil && strings.Contains(string(text), "\netcd_server_has_leader 1\n"), "metrics: %v %s", err, text)
+	s.record("metrics as "+name+": "+value, response.Status+" "+headers(response))
+}
+
+// headers shows those that must be equal.
+func headers(response *http.Response) string {
+	var shown []string
+	for _, name := range shownHeaders {
+		if value, present := response.Header[name]; present {
+			shown = append(shown, fmt.Sprintf("%s=%q", name, value))
+		}
+	}
+	return strings.Join(shown, " ")
 }
 
 // Metrics reads /metrics and returns the value of each series, by name and labels as they stand.
