@@ -12,6 +12,11 @@ use crate::proto::etcdserverpb::AlarmType;
 /// What is said of a member that has not come so far.
 const STARTING: &str = "etcdserver: not started yet";
 
+/// The name of an alarm's type; its number if it has none, for etcd takes any.
+pub(super) fn alarm_name(alarm: i32) -> String {
+    AlarmType::try_from(alarm).map_or_else(|_| alarm.to_string(), |alarm| alarm.as_str_name().to_owned())
+}
+
 /// A check by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
@@ -72,9 +77,10 @@ impl Shared {
         };
         let alarms = context.state.cluster.read().alarms_of_type(AlarmType::None as i32);
         for alarm in alarms {
-            let name = AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
-            if !excluded.iter().any(|excluded| excluded == name) {
-                return Some(format!("ALARM {name}"));
+            let name = alarm_name(alarm.alarm);
+            if !excluded.contains(&name) {
+                let known = AlarmType::try_from(alarm.alarm).is_ok();
+                return Some(format!("ALARM {}", if known { &name } else { "UNKNOWN" }));
             }
         }
         if !serializable && context.node.status().leader == 0 {

@@ -9,7 +9,7 @@ use http::header::{CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use tonic::body::Body;
 
-use super::{Shared, answer, negotiate};
+use super::{Shared, answer, health, negotiate};
 use crate::api::Context;
 use crate::config::{FeatureGate, FeatureGates, Stage};
 use crate::process;
@@ -99,8 +99,8 @@ fn read_cluster(standing: &Standing, context: &Context) {
     }
     standing.alarms.reset();
     for alarm in cluster.alarms_of_type(AlarmType::None as i32) {
-        let name = AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
-        standing.alarms.with_label_values(&[&format!("{:x}", alarm.member_id), name]).set(1);
+        let member = format!("{:x}", alarm.member_id);
+        standing.alarms.with_label_values(&[&member, &health::alarm_name(alarm.alarm)]).set(1);
     }
     standing.known_peers.reset();
     for member in cluster.members() {

@@ -74,12 +74,29 @@ func TestMaintenance(t *testing.T) {
 			s.Put(put("a", "1"))
 		}},
 		{name: "maintenance/9-alarm-with-unknown-type", fresh: true, script: func(s *pair.Session) {
-			alarm(s, raise, 5, 9)
-			alarm(s, list, 0, 0)
-			alarm(s, list, 0, 9)
-			s.Put(put("a", "1"))
-			alarm(s, clear, 5, 9)
-			alarm(s, list, 0, 0)
+			for round, kind := range []pb.AlarmType{9, -1, 3, math.MaxInt32, math.MinInt32} {
+				alarm(s, raise, 5, kind)
+				alarm(s, raise, 5, kind)
+				alarm(s, list, 0, 0)
+				alarm(s, list, 0, kind)
+				s.Status()
+				for _, path := range []string{"/health", fmt.Sprintf("/health?exclude=%d", kind), "/health?exclude=UNKNOWN", "/livez?verbose", "/readyz?verbose"} {
+					s.HTTP("GET", path)
+				}
+				s.Run("", etcdctl, "alarm", "list")
+				values, _ := s.Metrics()
+				_, present := values[fmt.Sprintf(`etcd_debugging_server_alarms{alarm_type="%d",server_id="5"}`, kind)]
+				s.Note("in metrics", present)
+				s.Put(put("a", "1"))
+				s.Txn(do(put("b", "1")))
+				s.Grant(100+int64(round), 100)
+				alarm(s, clear, 6, kind)
+				alarm(s, clear, 5, kind+1)
+				alarm(s, clear, 5, kind)
+				alarm(s, clear, 5, kind)
+				alarm(s, list, 0, 0)
+				s.HTTP("GET", "/health")
+			}
 		}},
 		{name: "maintenance/9-status", script: func(s *pair.Session) {
 			s.Put(put("a", "1"))
