@@ -40,8 +40,10 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// Responses that the server writes from storage slices: its traits take them encoded.
-const ENCODED: &[&str] =
-    &[".etcdserverpb.RangeResponse", ".etcdserverpb.RangeStreamResponse", ".etcdserverpb.WatchResponse"];
+const ENCODED: &[&str] = &[".etcdserverpb.RangeStreamResponse", ".etcdserverpb.WatchResponse"];
+
+/// The service whose calls of one message are read and written by hand: its server has the streams alone.
+const STREAMS_ALONE: &str = "KV";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={PROTO_DIR}");
@@ -64,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build_client(false)
         .build_transport(false)
         .out_dir(subdirectory(&out, "server")?)
-        .compile_fds_with_config(descriptors.clone(), servers)?;
+        .compile_fds_with_config(without_calls_by_hand(&descriptors), servers)?;
 
     let mut clients = config();
     take_messages_from_crate(&mut clients);
@@ -84,6 +86,16 @@ fn write_descriptors(descriptors: &FileDescriptorSet, path: &Path) -> Result<(),
     }
     fs::write(path, prost::Message::encode_to_vec(&bare))?;
     Ok(())
+}
+
+fn without_calls_by_hand(descriptors: &FileDescriptorSet) -> FileDescriptorSet {
+    let mut descriptors = descriptors.clone();
+    for service in descriptors.file.iter_mut().flat_map(|file| &mut file.service) {
+        if service.name() == STREAMS_ALONE {
+            service.method.retain(|method| method.client_streaming() || method.server_streaming());
+        }
+    }
+    descriptors
 }
 
 /// Makes `peerURLs` the Rust field `peer_urls`, where the usual rules give `peer_ur_ls`. Numbers and

@@ -5,8 +5,9 @@
 //! them with the descriptors that etcd ships. `proto/skeg` holds what skeg stores and sends to peers.
 //!
 //! Generated code comes in three passes. The messages are in one module per package. [`server`] has
-//! the service traits; there the bulky responses (Range, RangeStream, Watch) are [`wire::Encoded`], so
-//! that they are encoded once, from storage slices. [`client`] has clients with the plain types.
+//! the service traits; there the bulky responses (RangeStream, Watch) are [`wire::Encoded`], so that
+//! they are encoded once, from storage slices, and KV has its stream alone: its other calls are read
+//! and written by hand. [`client`] has clients with the plain types.
 //! All `bytes` fields are [`bytes::Bytes`]: a decoded request shares the buffer it came in.
 //!
 //! Left out: the HTTP annotations and field versions of etcd's files, and its internal Raft messages.

@@ -93,11 +93,6 @@ pub enum Error {
     Storage(String),
 }
 
-/// What tonic says when a message ends early.
-pub(super) const CUT_SHORT: &str = "Unexpected EOF decoding stream.";
-/// What tonic says before the reason why a message does not decode.
-pub(super) const UNDECODABLE: &str = "failed to decode Protobuf message: ";
-
 impl Error {
     /// The gRPC code and the text.
     fn parts(&self) -> (Code, &str) {
@@ -165,20 +160,6 @@ impl Error {
             }
             Error::Storage(text) => (Code::Internal, text),
         }
-    }
-}
-
-/// Gives the reason why a message of a stream could not be read the words of grpc-go.
-pub(super) fn unreadable(status: Status) -> Status {
-    if status.code() != Code::Internal {
-        return status;
-    }
-    match (status.message(), status.message().strip_prefix(UNDECODABLE)) {
-        (CUT_SHORT, _) => Status::internal("unexpected EOF"),
-        (_, Some(rest)) => {
-            Status::internal(format!("grpc: failed to unmarshal the received message: {rest}"))
-        }
-        _ => status,
     }
 }
 

@@ -32,13 +32,10 @@ const STREAM_FIRST_KEYS: usize = 10;
 #[derive(Clone)]
 pub(super) struct KvService(pub(super) Arc<Context>);
 
+/// What the generated server is for; the other calls of the service go by [`unary`].
 #[tonic::async_trait]
 impl Kv for KvService {
     type RangeStreamStream = BoxStream<'static, Result<Encoded, Status>>;
-
-    async fn range(&self, _: Request<pb::RangeRequest>) -> Result<Response<Encoded>, Status> {
-        Err(Status::internal("range calls are answered by answer_range"))
-    }
 
     async fn range_stream(
         &self,
@@ -58,85 +55,11 @@ impl Kv for KvService {
         }
         Ok(Response::new(stream_range(&context, request)?))
     }
-
-    async fn put(&self, request: Request<pb::PutRequest>) -> Result<Response<pb::PutResponse>, Status> {
-        let command = Kind::Put(request.into_inner());
-        self.0.check_quota(&command).await?;
-        if let Kind::Put(request) = &command {
-            validate::put(request)?;
-        }
-        match self.0.apply(command).await? {
-            Reply::Put(mut response) => {
-                self.0.stamp(&mut response.header);
-                Ok(Response::new(response))
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    async fn delete_range(
-        &self,
-        request: Request<pb::DeleteRangeRequest>,
-    ) -> Result<Response<pb::DeleteRangeResponse>, Status> {
-        let request = request.into_inner();
-        validate::delete_range(&request)?;
-        match self.0.apply(Kind::DeleteRange(request)).await? {
-            Reply::DeleteRange(mut response) => {
-                self.0.stamp(&mut response.header);
-                Ok(Response::new(response))
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    async fn txn(&self, request: Request<pb::TxnRequest>) -> Result<Response<pb::TxnResponse>, Status> {
-        let command = Kind::Txn(request.into_inner());
-        self.0.check_quota(&command).await?;
-        if let Kind::Txn(request) = &command {
-            validate::txn(request, self.0.limits.max_txn_ops)?;
-            if apply::is_read_only(request) {
-                let started = clock::now();
-                let served = self.0.read_txn(request).await;
-                self.0.note_read(Operation::ReadonlyTxn, started, served.is_ok());
-                return Ok(Response::new(served?));
-            }
-        }
-        match self.0.apply(command).await? {
-            Reply::Txn(mut response) => {
-                self.0.stamp(&mut response.header);
-                Ok(Response::new(response))
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    async fn compact(
-        &self,
-        request: Request<pb::CompactionRequest>,
-    ) -> Result<Response<pb::CompactionResponse>, Status> {
-        let request = request.into_inner();
-        let physical = request.physical;
-        let applied = self.0.apply(Kind::Compaction(request)).await;
-        if physical {
-            // Also when it is refused: an earlier one of the same revision may still be under way.
-            self.0.compactions_finished().await?;
-        }
-        match applied? {
-            Reply::Compaction(mut response) => {
-                if physical {
-                    self.0.rewrite().await?;
-                }
-                self.0.stamp(&mut response.header);
-                Ok(Response::new(response))
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
 }
 
 impl KvService {
     /// Answers a range; a large answer is sent while it is read.
-    pub(super) async fn answer_range(&self, request: pb::RangeRequest) -> http::Response<Body> {
+    pub(super) async fn range(&self, request: pb::RangeRequest) -> http::Response<Body> {
         match self.checked_range(request).await {
             Ok(Ranged::Whole(encoded)) => unary::respond(Ok(encoded)),
             Ok(Ranged::InPieces(pieces)) => unary::respond_in_pieces(pieces),
@@ -150,16 +73,88 @@ impl KvService {
         }
         validate::range(&request)?;
         let started = clock::now();
-        let served = self.range(request).await;
+        let served = self.readable_range(request).await;
         self.0.note_read(Operation::Range, started, served.is_ok());
         served
     }
 
-    async fn range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
+    async fn readable_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
         if !request.serializable {
             self.0.node.read_barrier().await.map_err(Error::from)?;
         }
         self.0.range(request).await
+    }
+
+    pub(super) async fn put(&self, request: pb::PutRequest) -> Result<pb::PutResponse, Status> {
+        let command = Kind::Put(request);
+        self.0.check_quota(&command).await?;
+        if let Kind::Put(request) = &command {
+            validate::put(request)?;
+        }
+        match self.0.apply(command).await? {
+            Reply::Put(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(response)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(super) async fn delete_range(
+        &self,
+        request: pb::DeleteRangeRequest,
+    ) -> Result<pb::DeleteRangeResponse, Status> {
+        validate::delete_range(&request)?;
+        match self.0.apply(Kind::DeleteRange(request)).await? {
+            Reply::DeleteRange(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(response)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(super) async fn txn(&self, request: pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+        let command = Kind::Txn(request);
+        self.0.check_quota(&command).await?;
+        if let Kind::Txn(request) = &command {
+            validate::txn(request, self.0.limits.max_txn_ops)?;
+            if apply::is_read_only(request) {
+                let started = clock::now();
+                let served = self.0.read_txn(request).await;
+                self.0.note_read(Operation::ReadonlyTxn, started, served.is_ok());
+                return served;
+            }
+        }
+        match self.0.apply(command).await? {
+            Reply::Txn(mut response) => {
+                self.0.stamp(&mut response.header);
+                Ok(response)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(super) async fn compact(
+        &self,
+        request: pb::CompactionRequest,
+    ) -> Result<pb::CompactionResponse, Status> {
+        let physical = request.physical;
+        let applied = self.0.apply(Kind::Compaction(request)).await;
+        if physical {
+            // Also when it is refused: an earlier one of the same revision may still be under way.
+            self.0.compactions_finished().await?;
+        }
+        match applied? {
+            Reply::Compaction(mut response) => {
+                if physical {
+                    self.0.rewrite().await?;
+                }
+                self.0.stamp(&mut response.header);
+                Ok(response)
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use futures::stream::{self, BoxStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
-use super::error::{Error, unreadable};
+use super::error::Error;
+use super::grpc_go::unreadable;
 use super::kv::{on_thread, unexpected};
 use crate::apply::Reply;
 use crate::clock;

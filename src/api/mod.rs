@@ -9,6 +9,7 @@ mod counted;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod grpc_go;
 mod header;
 mod health;
 mod kv;

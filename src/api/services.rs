@@ -1,5 +1,4 @@
-//! All services behind one door: routing, the checks that hold for every call, and errors below the services in the
-//! words that grpc-go uses, which clients and tests of etcd know.
+//! All services behind one door: routing, and the checks that hold for every call.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -10,25 +9,25 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
-use tonic::{Code, Status};
 use tower_service::Service;
 use tracing::warn;
 
 use super::cluster::ClusterService;
 use super::counted::{Call, RequestBody, ResponseBody};
-use super::error::{CUT_SHORT, Error, UNDECODABLE, unreadable};
+use super::error::Error;
 use super::health::HealthService;
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::maintenance::MaintenanceService;
 use super::methods::{Method, Methods};
 use super::watch::WatchService;
-use super::{Context, unary};
+use super::{Context, grpc_go, unary};
 use crate::proto::server::cluster_server::ClusterServer;
 use crate::proto::server::health_server::HealthServer;
-use crate::proto::server::kv_server::{Kv, KvServer};
+use crate::proto::server::kv_server::KvServer;
 use crate::proto::server::lease_server::LeaseServer;
 use crate::proto::server::maintenance_server::MaintenanceServer;
 use crate::proto::server::watch_server::WatchServer;
@@ -123,11 +122,10 @@ impl Services {
                 Box::pin(async move {
                     let body = watched.call.request_body(body);
                     let result = match unary::read(&parts.headers, body, max).await {
-                        Ok(message) => kv.$method(tonic::Request::new(message)).await,
+                        Ok(message) => kv.$method(message).await,
                         Err(status) => Err(status),
                     };
-                    watched
-                        .answered(parts.uri.path(), unary::respond(result.map(tonic::Response::into_inner)))
+                    watched.answered(parts.uri.path(), unary::respond(result))
                 })
             };
         }
@@ -135,7 +133,7 @@ impl Services {
             "/etcdserverpb.KV/Range" => Box::pin(async move {
                 let body = watched.call.request_body(body);
                 let response = match unary::read(&parts.headers, body, max).await {
-                    Ok(message) => kv.answer_range(message).await,
+                    Ok(message) => kv.range(message).await,
                     Err(status) => status.into_http(),
                 };
                 watched.answered(parts.uri.path(), response)
@@ -215,50 +213,8 @@ where
     let response = server.call(request.map(|body| watched.call.request_body(body)));
     Box::pin(async move {
         let Ok(response) = response.await;
-        let response = reword(response, watched.streams);
+        let reworded = grpc_go::reword(response.headers(), watched.streams);
+        let response = reworded.map_or(response, |status| status.into_http());
         watched.answered(uri.path(), response)
     })
-}
-
-/// Gives errors of the gRPC layer itself the code and text that grpc-go gives them.
-fn reword(response: http::Response<Body>, streams: bool) -> http::Response<Body> {
-    match grpc_go_status(response.headers(), streams) {
-        Some(status) => status.into_http(),
-        None => response,
-    }
-}
-
-fn grpc_go_status(headers: &HeaderMap, streams: bool) -> Option<Status> {
-    let status = Status::from_header_map(headers)?;
-    let text = status.message();
-    match status.code() {
-        Code::OutOfRange => {
-            let rest = text.strip_prefix("Error, decoded message length too large: found ")?;
-            let (found, rest) = rest.split_once(" bytes, the limit is: ")?;
-            let limit = rest.strip_suffix(" bytes")?;
-            let text = format!("grpc: received message larger than max ({found} vs. {limit})");
-            Some(Status::resource_exhausted(text))
-        }
-        Code::Internal if streams => match text {
-            "Missing request message." => Some(Status::internal(
-                "cardinality violation: received no request message from non-client-streaming RPC",
-            )),
-            _ => Some(unreadable(status)),
-        },
-        Code::Internal => match text {
-            "Missing request message." => Some(Status::unknown("EOF")),
-            CUT_SHORT => Some(Status::unknown("unexpected EOF")),
-            _ => {
-                let rest = text.strip_prefix(UNDECODABLE)?;
-                Some(Status::internal(format!("grpc: error unmarshalling request: {rest}")))
-            }
-        },
-        Code::Unimplemented => {
-            let (_, rest) = text.split_once("Content is compressed with `")?;
-            let (encoding, _) = rest.split_once('`')?;
-            let text = format!("grpc: Decompressor is not installed for grpc-encoding \"{encoding}\"");
-            Some(Status::unimplemented(text))
-        }
-        _ => None,
-    }
 }

@@ -22,6 +22,8 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::grpc_go;
+
 /// Flag and length in front of a message.
 const PREFIX_BYTES: usize = 5;
 
@@ -61,22 +63,22 @@ where
     }
     let mut whole = if parts.is_empty() { whole } else { parts.freeze() };
     if whole.len() < PREFIX_BYTES {
-        return Err(Status::unknown("EOF"));
+        return Err(grpc_go::no_message());
     }
     let length = check_length(&whole, max_bytes)?.unwrap_or_default();
     if whole.len() < PREFIX_BYTES + length {
-        return Err(Status::unknown("unexpected EOF"));
+        return Err(grpc_go::cut_short());
     }
     whole.truncate(PREFIX_BYTES + length);
     let compressed = whole.first() == Some(&1);
     whole.advance(PREFIX_BYTES);
     if compressed {
         if !gzip {
-            return Err(Status::internal("grpc: compressed flag set with identity or empty encoding"));
+            return Err(grpc_go::packed_without_encoding());
         }
         whole = decompress(&whole, max_bytes)?;
     }
-    T::decode(whole).map_err(|error| Status::internal(format!("grpc: error unmarshalling request: {error}")))
+    T::decode(whole).map_err(grpc_go::undecodable)
 }
 
 /// True if compressed messages may come; an encoding that is not known is refused.
@@ -85,22 +87,16 @@ fn accepts_gzip(headers: &HeaderMap) -> Result<bool, Status> {
     match encoding.to_str().unwrap_or_default() {
         "" | "identity" => Ok(false),
         "gzip" => Ok(true),
-        other => {
-            let text = format!("grpc: Decompressor is not installed for grpc-encoding \"{other}\"");
-            Err(Status::unimplemented(text))
-        }
+        other => Err(grpc_go::unknown_encoding(other)),
     }
 }
 
 fn decompress(compressed: &[u8], max_bytes: usize) -> Result<Bytes, Status> {
     let mut plain = Vec::new();
     let mut reader = flate2::read::GzDecoder::new(compressed).take(max_bytes as u64 + 1);
-    reader
-        .read_to_end(&mut plain)
-        .map_err(|error| Status::internal(format!("grpc: failed to decompress the message: {error}")))?;
+    reader.read_to_end(&mut plain).map_err(grpc_go::not_unpacked)?;
     if plain.len() > max_bytes {
-        let text = format!("grpc: received message after decompression larger than max {max_bytes}");
-        return Err(Status::resource_exhausted(text));
+        return Err(grpc_go::too_large_unpacked(max_bytes));
     }
     Ok(plain.into())
 }
@@ -110,12 +106,11 @@ fn check_length(start: &[u8], max_bytes: usize) -> Result<Option<usize>, Status>
     let Some((prefix, _)) = start.split_at_checked(PREFIX_BYTES) else { return Ok(None) };
     let &[flag, a, b, c, d] = prefix else { return Ok(None) };
     if flag > 1 {
-        return Err(Status::internal(format!("grpc: received unexpected payload format {flag}")));
+        return Err(grpc_go::unknown_format(flag));
     }
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
     if length > max_bytes {
-        let text = format!("grpc: received message larger than max ({length} vs. {max_bytes})");
-        return Err(Status::resource_exhausted(text));
+        return Err(grpc_go::too_large(length, max_bytes));
     }
     Ok(Some(length))
 }
@@ -138,8 +133,7 @@ pub(super) fn respond(result: Result<impl Message, Status>) -> Response<Body> {
             let length = message.encoded_len();
             let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);
             let Ok(prefix) = u32::try_from(length) else {
-                return Status::resource_exhausted("grpc: the answer is larger than a message can be")
-                    .into_http();
+                return grpc_go::answer_too_large().into_http();
             };
             framed.put_u8(0);
             framed.put_u32(prefix);
@@ -152,7 +146,7 @@ pub(super) fn respond(result: Result<impl Message, Status>) -> Response<Body> {
 /// Makes the response of a message that is sent piece by piece.
 pub(super) fn respond_in_pieces(pieces: Pieces) -> Response<Body> {
     let Ok(prefix) = u32::try_from(pieces.length) else {
-        return Status::resource_exhausted("grpc: the answer is larger than a message can be").into_http();
+        return grpc_go::answer_too_large().into_http();
     };
     let mut framed = BytesMut::with_capacity(PREFIX_BYTES + pieces.first.len());
     framed.put_u8(0);

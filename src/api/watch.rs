@@ -14,7 +14,8 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Context;
-use super::error::{Error, unreadable};
+use super::error::Error;
+use super::grpc_go::unreadable;
 use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::watch_create_request::FilterType;
