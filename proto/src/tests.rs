@@ -78,12 +78,16 @@ fn url_fields_have_words_in_their_names() {
 
 #[test]
 fn our_records_keep_their_bytes() {
-    let expire = Command { kind: Some(command::Kind::LeaseExpire(LeaseExpire { id: 7, term: 2 })) };
+    let expire = Command {
+        kind: Some(command::Kind::LeaseExpire(LeaseExpire { id: 7, term: 2 })),
+        ..Default::default()
+    };
     let bytes = Bytes::from(expire.encode_to_vec());
     check(expire, "5a0408071002");
     let payload = Some(log_entry::Payload::Command(bytes));
     check(LogEntry { term: 2, leader_node: 1, index: 9, payload }, "0802100118092a065a0408071002");
-    let nodes = [9, 1].map(|id| (id, skegpb::Node { peer_urls: vec!["u".into()] })).into();
+    let nodes =
+        [9, 1].map(|id| (id, skegpb::Node { peer_urls: vec!["u".into()], ..Default::default() })).into();
     let membership = skegpb::Membership { configs: vec![skegpb::NodeSet { ids: vec![1, 9] }], nodes };
     check(membership, "0a040a0201091207080112030a01751207080912030a0175");
 }
