@@ -15,6 +15,7 @@ mod health;
 mod kv;
 mod large_range;
 mod later;
+mod leaderless;
 mod lease;
 mod maintenance;
 mod methods;

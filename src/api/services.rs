@@ -20,6 +20,7 @@ use super::counted::{Call, RequestBody, ResponseBody};
 use super::error::Error;
 use super::health::HealthService;
 use super::kv::KvService;
+use super::leaderless::while_led;
 use super::lease::LeaseService;
 use super::maintenance::MaintenanceService;
 use super::methods::{Method, Methods};
@@ -31,6 +32,7 @@ use crate::proto::server::kv_server::KvServer;
 use crate::proto::server::lease_server::LeaseServer;
 use crate::proto::server::maintenance_server::MaintenanceServer;
 use crate::proto::server::watch_server::WatchServer;
+use crate::raft::Node;
 use crate::telemetry::metrics::MethodKind;
 
 /// Room for the frame around the largest request. etcd: `grpcOverheadBytes`.
@@ -97,7 +99,9 @@ impl Services {
             return refused(call.refuse(status));
         }
         let slow = (method.kind() == MethodKind::Unary).then_some(self.context.limits.slow_request);
-        let watched = Watched { call, streams: method.kind() != MethodKind::Unary, slow, remote };
+        let streams = method.kind() != MethodKind::Unary;
+        let led = (streams && wants_leader(request.headers())).then(|| self.context.node.clone());
+        let watched = Watched { call, streams, led, slow, remote };
         match method.service() {
             "etcdserverpb.KV" => self.call_kv(request, watched),
             "etcdserverpb.Watch" => answer(self.watch.clone(), request, watched),
@@ -152,8 +156,7 @@ impl Services {
             std::str::from_utf8(version.as_bytes()).map_err(|_| Error::InvalidClientApiVersion)
         })?;
         self.context.metrics.grpc.count_client(method.kind(), version);
-        let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
-        if wants_leader && self.context.node.status().leader == 0 {
+        if wants_leader(headers) && self.context.node.status().leader == 0 {
             return Err(Error::NoLeader.into());
         }
         let learns = self.context.state.cluster.read().is_learner(self.context.member_id.get());
@@ -164,11 +167,18 @@ impl Services {
     }
 }
 
+/// True if the client would rather have an error than a member without a leader.
+fn wants_leader(headers: &HeaderMap) -> bool {
+    headers.get("hasleader").is_some_and(|value| value == "true")
+}
+
 /// A call under way, and when it counts as slow.
 struct Watched {
     call: Call,
     /// More than one message may go one way or the other.
     streams: bool,
+    /// It ends when there is no leader.
+    led: Option<Node>,
     slow: Option<Duration>,
     remote: Option<SocketAddr>,
 }
@@ -177,6 +187,10 @@ impl Watched {
     /// Sends a response on its way.
     fn answered(self, path: &str, response: http::Response<Body>) -> http::Response<ResponseBody> {
         self.warn_if_slow(path);
+        let response = match self.led {
+            Some(node) => while_led(response, async move { node.leader_lost().await }),
+            None => response,
+        };
         self.call.response(response)
     }
 

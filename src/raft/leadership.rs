@@ -20,6 +20,9 @@ use super::node::Node;
 use crate::clock;
 use crate::cluster::id::MemberId;
 
+/// Looks without a leader after which streams end whose clients want one. etcd: `maxNoLeaderCnt`.
+const LOOKS_WITHOUT_LEADER: u32 = 3;
+
 /// What this member knows of the leader; shared.
 pub(crate) struct Leadership {
     election_timeout: Duration,
@@ -27,6 +30,8 @@ pub(crate) struct Leadership {
     seen: Mutex<Seen>,
     /// The term in which this member's clock over the leases is in force; 0 for none.
     clock_term: watch::Sender<u64>,
+    /// How often this member was without a leader for long.
+    losses: watch::Sender<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,8 +46,13 @@ struct Seen {
 
 impl Leadership {
     pub(crate) fn new(election_timeout: Duration) -> Leadership {
-        let clock_term = watch::Sender::new(0);
-        Leadership { election_timeout, term: AtomicU64::new(0), seen: Mutex::default(), clock_term }
+        Leadership {
+            election_timeout,
+            term: AtomicU64::new(0),
+            seen: Mutex::default(),
+            clock_term: watch::Sender::new(0),
+            losses: watch::Sender::new(0),
+        }
     }
 
     /// The current term.
@@ -110,6 +120,11 @@ impl Node {
         }
     }
 
+    /// Waits until this member has been without a leader for long.
+    pub async fn leader_lost(&self) {
+        let _ = self.leadership.losses.subscribe().changed().await;
+    }
+
     /// True while this member's clock over the leases is the one that counts.
     pub fn keeps_lease_clock(&self) -> bool {
         self.raft.is_leader() && *self.leadership.clock_term.borrow() == self.term()
@@ -125,6 +140,20 @@ impl Node {
             if !self.raft.is_leader() || in_force.changed().await.is_err() {
                 return false;
             }
+        }
+    }
+}
+
+/// Looks for a leader once an election time-out, and tells when there was none so often.
+pub(super) async fn notice_loss(node: Node) {
+    let mut ticks = tokio::time::interval(node.options.election_timeout);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut without = 0;
+    loop {
+        ticks.tick().await;
+        without = if node.leader() == 0 { without + 1 } else { 0 };
+        if without == LOOKS_WITHOUT_LEADER {
+            node.leadership.losses.send_modify(|losses| *losses += 1);
         }
     }
 }

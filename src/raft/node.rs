@@ -229,6 +229,7 @@ impl Node {
             tokio::spawn(network::probe(Arc::clone(&node.links))),
             tokio::spawn(read_index::run(node.clone(), queue)),
             tokio::spawn(leadership::follow(node.clone())),
+            tokio::spawn(leadership::notice_loss(node.clone())),
             tokio::spawn(membership::follow(node.clone())),
         ];
         *node.tasks.lock() = tasks;
