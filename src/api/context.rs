@@ -14,6 +14,7 @@ use crate::cluster::id::{ClusterId, MemberId};
 use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
 use crate::proto::skegpb::command::Kind;
 use crate::raft::Node;
+use crate::storage::Space;
 use crate::storage::mvcc::{KeyRange, RangeEnd};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
@@ -59,6 +60,8 @@ pub struct Context {
     pub limits: Limits,
     /// Counters to add to.
     pub metrics: Arc<Metrics>,
+    /// Room on the disk.
+    pub space: Arc<Space>,
     /// The latest compaction whose second half is done, told by its task.
     pub finished_compaction: watch::Receiver<i64>,
 }
@@ -91,14 +94,21 @@ impl Context {
         Ok(())
     }
 
-    /// Refuses what would grow the database past its quota, and raises the alarm.
+    /// Refuses what would grow the database past its quota or the room on the disk, and raises the alarm.
     ///
     /// etcd: `server/etcdserver/api/v3rpc/quota.go`
     pub(super) async fn check_quota(&self, command: &Kind) -> Result<(), Status> {
+        let cost = guard::cost(command);
+        if cost == 0 {
+            return Ok(());
+        }
+        if !self.space.has_room(cost) && self.space.look().is_ok() && !self.space.has_room(cost) {
+            // Its task raises the alarm, for all members.
+            return Err(Error::NoSpace.into());
+        }
         let Some(quota) = self.limits.quota_bytes else { return Ok(()) };
         let store = self.state.store();
-        let cost = guard::cost(command);
-        if cost == 0 || store.size_estimate() + cost < quota {
+        if store.size_estimate() + cost < quota {
             return Ok(());
         }
         // An alarm stays until someone clears it, so it is raised by a size just read.

@@ -1,6 +1,7 @@
 //! The Maintenance service.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
@@ -47,6 +48,9 @@ impl Maintenance for MaintenanceService {
         let cluster = context.state.cluster.read();
         for alarm in cluster.alarms_of_type(pb::AlarmType::None as i32) {
             errors.push(alarm_text(alarm));
+        }
+        if let Some(stalled) = context.node.log_stall() {
+            errors.push(stall_text(stalled));
         }
         let storage_version = cluster.version().unwrap_or_default().to_owned();
         drop(cluster);
@@ -131,6 +135,11 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::DowngradeResponse>, Status> {
         Err(later::not_yet("etcdserverpb.Maintenance/Downgrade"))
     }
+}
+
+/// What is said of a log whose disk does not answer.
+pub fn stall_text(stalled: Duration) -> String {
+    format!("the raft log has waited {:.1} s for its disk", stalled.as_secs_f64())
 }
 
 /// The text form of an alarm in protobuf: a field at its default is left out, an enum without a name is its number.

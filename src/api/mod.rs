@@ -28,4 +28,5 @@ mod watch;
 pub use context::{Context, Limits};
 pub use counted::ResponseBody;
 pub use error::Error;
+pub use maintenance::stall_text;
 pub use services::{Answer, Services};

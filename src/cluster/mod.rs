@@ -84,6 +84,11 @@ impl Cluster {
         self.alarms.iter().any(|(_, raised)| *raised == alarm as i32)
     }
 
+    /// True if this member has raised the alarm.
+    pub fn has_raised(&self, member_id: u64, alarm: AlarmType) -> bool {
+        self.alarms.contains(&(member_id, alarm as i32))
+    }
+
     /// True for a member without a vote.
     pub fn is_learner(&self, member_id: u64) -> bool {
         self.members.get(&member_id).is_some_and(|member| member.is_learner)

@@ -7,6 +7,7 @@ use tonic::body::Body;
 use tracing::{debug, error, warn};
 
 use super::{Shared, answer};
+use crate::api::stall_text;
 use crate::proto::etcdserverpb::AlarmType;
 
 /// What is said of a member that has not come so far.
@@ -24,6 +25,8 @@ enum Check {
     LinearizableRead,
     DataCorruption,
     NonLearner,
+    /// Ours: shown while it fails.
+    LogSync,
 }
 
 const LIVEZ: &[Check] = &[Check::SerializableRead];
@@ -37,6 +40,7 @@ impl Check {
             Check::LinearizableRead => "linearizable_read",
             Check::DataCorruption => "data_corruption",
             Check::NonLearner => "non_learner",
+            Check::LogSync => "log_sync",
         }
     }
 }
@@ -98,7 +102,7 @@ impl Shared {
             (_, Some(rest)) => ("readyz", READYZ, rest),
             _ => return None,
         };
-        let chosen: Vec<Check> = match rest.strip_prefix('/') {
+        let mut chosen: Vec<Check> = match rest.strip_prefix('/') {
             Some(name) => checks.iter().copied().filter(|check| check.name() == name).collect(),
             None if rest.is_empty() => {
                 let excluded = answer::query_values(request, "exclude");
@@ -110,6 +114,10 @@ impl Shared {
             }
             None => return None,
         };
+        let stalled = self.context.get().is_some_and(|context| context.node.log_stall().is_some());
+        if kind == "readyz" && rest.is_empty() && stalled {
+            chosen.push(Check::LogSync);
+        }
         if !rest.is_empty() && chosen.is_empty() {
             return None;
         }
@@ -156,6 +164,7 @@ impl Shared {
             Check::NonLearner if cluster().is_learner(context.member_id.get()) => {
                 Err("not supported for learner".to_owned())
             }
+            Check::LogSync => context.node.log_stall().map_or(Ok(()), |stalled| Err(stall_text(stalled))),
             Check::DataCorruption | Check::NonLearner => Ok(()),
         }
     }

@@ -85,6 +85,9 @@ fn read_consensus(standing: &Standing, context: &Context) {
     standing.log_segments.set(signed(log.segments as u64));
     standing.log_tail_bytes.set(signed(log.tail_bytes as u64));
     standing.log_backlog_bytes.set(signed(log.backlog_bytes as u64));
+    let stall = context.node.log_stall().map_or(0, |stall| stall.as_millis());
+    standing.log_stall_millis.set(i64::try_from(stall).unwrap_or(i64::MAX));
+    standing.disk_free_bytes.set(signed(context.space.free_bytes()));
 }
 
 fn read_cluster(standing: &Standing, context: &Context) {

@@ -24,6 +24,7 @@ use super::read_index::{self, ReadError, ReadIndex};
 use super::state_machine::{Listeners, Machine};
 use super::types::{Peer, Raft, Vote};
 use crate::apply::{Compaction, State};
+use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::storage::data_dir::Identity;
 use crate::storage::log::{Log, LogError, LogObserver, LogOptions, LogStats, Recovered};
@@ -320,6 +321,12 @@ impl Node {
     /// What went by since the start.
     pub fn counts(&self) -> &NodeCounts {
         &self.counts
+    }
+
+    /// How long the log's disk has not got a sync done, if that is more than two election time-outs.
+    pub fn log_stall(&self) -> Option<Duration> {
+        let busy = clock::now().duration_since(self.log.busy_since()?);
+        (busy > 2 * self.options.election_timeout).then_some(busy)
     }
 
     /// The state of the log.

@@ -25,9 +25,9 @@ use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
 use crate::raft::{Membership, Node, NodeOptions, PeerService};
-use crate::storage::EngineOptions;
 use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
+use crate::storage::{EngineOptions, Space};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
 use crate::{task, telemetry};
@@ -159,6 +159,9 @@ impl Member {
         let cluster_id = ClusterId::new(identity.cluster_id);
         info!(name = config.member.name, local_member_id = %member_id, cluster_id = %cluster_id, "starting member");
 
+        let space =
+            Space::open(data_dir.root(), data_dir.log_dir()).context("see how much room the disk has")?;
+        let space = Arc::new(space);
         let state = open_state(config, &data_dir)?;
         if state.cluster.read().is_removed(identity.member_id) {
             anyhow::bail!(
@@ -175,7 +178,7 @@ impl Member {
             log_dir: data_dir.log_dir().to_owned(),
             log_tail_bytes: config.member.memory.log_tail_bytes,
             no_fsync: config.member.unsafe_no_fsync,
-            observer: Some(Arc::new(CountLog(Arc::clone(&metrics)))),
+            observer: Some(Arc::new(CountLog { metrics: Arc::clone(&metrics), space: Arc::clone(&space) })),
             metrics: Arc::clone(&metrics),
             slow_apply: config.member.warning_apply_duration,
             heartbeat_interval: config.cluster.heartbeat_interval,
@@ -196,6 +199,7 @@ impl Member {
             hub,
             limits,
             metrics,
+            space,
             finished_compaction,
         });
         gateway.attach(Arc::clone(&context));
@@ -318,6 +322,12 @@ fn spawn_tasks(
             async { Ok(run.await?) }
         }),
         supervised("count index", failed, counting),
+        tokio::spawn(task::disk_watch::watch_space(
+            node(),
+            context.state.clone(),
+            Arc::clone(&context.space),
+        )),
+        tokio::spawn(task::disk_watch::watch_stalls(node())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
         tokio::spawn(task::flush::run(node(), state(), snapshot_count)),

@@ -6,21 +6,29 @@ use std::time::Duration;
 
 use tracing::error;
 
+use crate::storage::Space;
 use crate::storage::log::LogObserver;
 use crate::telemetry::{FATAL, metrics::Metrics};
 
-/// Counts what the log does.
-pub(super) struct CountLog(pub(super) Arc<Metrics>);
+/// Counts what the log does, and gives it the reserve when its disk is full.
+pub(super) struct CountLog {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) space: Arc<Space>,
+}
 
 impl LogObserver for CountLog {
     fn wrote(&self, bytes: usize, took: Duration) {
-        let disk = &self.0.disk;
+        let disk = &self.metrics.disk;
         disk.wal_write.observe(took.as_secs_f64());
         disk.wal_write_bytes.add(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     fn synced(&self, took: Duration) {
-        self.0.disk.wal_fsync.observe(took.as_secs_f64());
+        self.metrics.disk.wal_fsync.observe(took.as_secs_f64());
+    }
+
+    fn disk_full(&self) {
+        self.space.give_up_reserve();
     }
 
     fn failed(&self, error: &io::Error) {

@@ -111,6 +111,11 @@ impl DataDir {
         Ok(DataDir { root, log_dir, _lock: lock })
     }
 
+    /// Where everything of this member lives.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Where RocksDB lives.
     pub fn store_dir(&self) -> PathBuf {
         self.root.join("store")

@@ -9,5 +9,7 @@ mod engine;
 pub mod log;
 pub mod mvcc;
 pub mod schema;
+mod space;
 
 pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};
+pub use space::Space;

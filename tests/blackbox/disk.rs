@@ -10,6 +10,8 @@ use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, DeleteOptions, GetOptions,
 };
 
+use skeg::clock::now;
+
 use crate::member::Member;
 use crate::mount::Mount;
 
@@ -196,8 +198,8 @@ async fn a_quota_stops_writes_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_full_disk_loses_nothing() {
-    let mount = Mount::tmpfs(40);
+async fn a_full_disk_stops_writes_until_there_is_room() {
+    let mount = Mount::tmpfs(60);
     let mut member = Member::new(mount.path());
     member.set("skeg-memtable-bytes", "4194304");
     member.start();
@@ -211,22 +213,44 @@ async fn a_full_disk_loses_nothing() {
         assert!(kept < 1_000, "the disk is full some time");
     };
     assert!(kept > 10, "{kept}: {refused}");
-    // What could not be written is in memory only: the member must not go on with it.
-    assert!(member.ends_within(Duration::from_secs(30)).await, "{refused}");
-    let (status, log) = member.wait();
-    assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("No space left on device") && !log.contains("panicked"), "{log}");
-    // Room to recover in is what an operator makes first.
-    mount.resize(400);
+    assert!(refused.contains("database space exceeded"), "{refused}");
+    // Somebody else takes the rest.
+    let hog = mount.path().join("hog");
+    let mut file = fs::File::create(&hog).unwrap();
+    while file.write_all(&noise(1 << 20)).is_ok() {}
+    drop(file);
+    let count = client.get("big/", Some(GetOptions::new().with_prefix().with_count_only())).await.unwrap();
+    assert_eq!(count.count(), kept, "reads go on");
+    eventually("the alarm is raised", async || !alarms(&member).await.is_empty()).await;
+
+    // It starts again on the full disk, too: the reserve makes room.
+    member.kill();
     member.start();
-    let answer =
-        member.client().await.get("big/", Some(GetOptions::new().with_prefix().with_keys_only())).await;
-    let answer = answer.unwrap();
-    let keys: Vec<_> = answer.kvs().iter().map(|kv| kv.key_str().unwrap().to_owned()).collect();
-    for n in 0..kept {
-        assert!(keys.contains(&format!("big/{n:04}")), "acknowledged and lost: {n} of {kept}");
+    let mut client = member.client().await;
+    let count = client.get("big/", Some(GetOptions::new().with_prefix().with_count_only())).await.unwrap();
+    assert_eq!(count.count(), kept, "nothing acknowledged is lost");
+    assert!(client.put("small", "1", None).await.is_err());
+
+    fs::remove_file(&hog).unwrap();
+    mount.resize(400);
+    eventually("the alarm is cleared", async || alarms(&member).await.is_empty()).await;
+    client.put("after", "1", None).await.expect("writes go on once there is room");
+}
+
+async fn alarms(member: &Member) -> Vec<etcd_client::AlarmMember> {
+    let mut client = member.client().await;
+    match client.alarm(AlarmAction::Get, AlarmType::None, None).await {
+        Ok(answer) => answer.alarms().to_vec(),
+        Err(_) => Vec::new(),
     }
-    member.client().await.put("after", "1", None).await.expect("writes go on once there is room");
+}
+
+async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
+    let started = now();
+    while !holds().await {
+        assert!(started.elapsed() < Duration::from_secs(30), "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Bytes that do not compress.

@@ -63,7 +63,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -119,6 +119,8 @@ pub trait LogObserver: Send + Sync {
     fn wrote(&self, bytes: usize, took: Duration);
     /// They were made durable.
     fn synced(&self, took: Duration);
+    /// A write found the disk full; it is tried again until there is room. Called before each try.
+    fn disk_full(&self) {}
     /// The log is dead: the process must end. Called once, before the callbacks get the error.
     fn failed(&self, error: &io::Error);
 }
@@ -333,6 +335,11 @@ impl Log {
     /// Returns the log's state.
     pub fn stats(&self) -> LogStats {
         self.handle.shared.stats()
+    }
+
+    /// Returns since when the log thread is at the batch that it is at; `None` while it has nothing to do.
+    pub fn busy_since(&self) -> Option<Instant> {
+        self.handle.shared.busy_since()
     }
 
     /// Returns the error that ended the log, if one did.

@@ -58,6 +58,8 @@ pub(super) struct Shared {
     gathered: Condvar,
     tail_bytes: usize,
     pub(super) observer: Option<Arc<dyn LogObserver>>,
+    /// Since when the log thread is at its batch.
+    busy_since: Mutex<Option<Instant>>,
 }
 
 struct State {
@@ -96,6 +98,24 @@ impl Dead {
 }
 
 impl Shared {
+    /// Since when the log thread is at its batch; `None` while it has nothing to do.
+    pub(super) fn busy_since(&self) -> Option<Instant> {
+        *self.busy_since.lock()
+    }
+
+    pub(super) fn set_busy(&self, since: Option<Instant>) {
+        *self.busy_since.lock() = since;
+    }
+
+    /// The log thread waits, and is told whether to go on.
+    pub(super) fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.gathered.wait_for(&mut state, time);
+        }
+        !state.stopping
+    }
+
     pub(super) fn new(
         live: LiveIndex,
         first: u64,
@@ -117,7 +137,7 @@ impl Shared {
             stats: LogStats::default(),
         };
         let (work, gathered) = (Condvar::new(), Condvar::new());
-        Self { state: Mutex::new(state), work, gathered, tail_bytes, observer }
+        Self { state: Mutex::new(state), work, gathered, tail_bytes, observer, busy_since: Mutex::default() }
     }
 
     pub(super) fn append(&self, entries: Vec<(u64, Bytes)>, done: Done) -> Result<(), LogError> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -15,6 +16,9 @@ use crate::clock;
 
 /// A batch's frames are written when this much has gathered, so the buffer stays small.
 const WRITE_BYTES: usize = 1 << 20;
+
+/// Pause before a write that found the disk full is made again.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Each next segment is this much larger, up to the full size: a fresh member is ready at once, and the zeros written
 /// ahead stay in proportion to what is written at all.
@@ -102,11 +106,13 @@ impl Writer {
         let shared = Arc::clone(&self.shared);
         let _alarm = PanicAlarm(&shared);
         while let Some(ops) = shared.take() {
+            shared.set_busy(Some(clock::now()));
             if let Err(error) = self.write(&ops) {
                 shared.fail(&error, ops);
                 return;
             }
             let changes = std::mem::take(&mut self.changes);
+            shared.set_busy(None);
             let retired = shared.settle(&ops, changes, std::mem::take(&mut self.total_bytes));
             for done in ops.into_iter().filter_map(|op| op.done) {
                 done(Ok(()));
@@ -210,7 +216,19 @@ impl Writer {
     fn write_out(&mut self) -> io::Result<()> {
         let bytes = self.batch.bytes();
         let started = clock::now();
-        self.appender.write(&self.at.segment, bytes, self.at.offset + self.written)?;
+        while let Err(error) = self.appender.write(&self.at.segment, bytes, self.at.offset + self.written) {
+            // Nothing was synced, so the same write can be made again; giving up would end the member.
+            if error.kind() != io::ErrorKind::StorageFull {
+                return Err(error);
+            }
+            if let Some(observer) = &self.shared.observer {
+                observer.disk_full();
+            }
+            if !self.shared.pause(FULL_PAUSE) {
+                return Err(error);
+            }
+            self.appender.start(&self.at.segment, self.at.offset + self.written)?;
+        }
         if let Some(observer) = &self.shared.observer {
             observer.wrote(bytes.len(), clock::now() - started);
         }

@@ -1,6 +1,7 @@
 //! Several members: founding, electing, changing the membership, and what each end of a process leaves.
 
 mod change;
+mod disk;
 mod elect;
 
 use std::path::Path;
@@ -36,8 +37,16 @@ impl Cluster {
     /// The same, not started.
     pub(crate) fn prepare(size: usize) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
-        let mut members: Vec<Member> =
-            (0..size).map(|at| Member::new(&subdirectory(directory.path(), at))).collect();
+        let members = (0..size).map(|at| Member::new(&subdirectory(directory.path(), at))).collect();
+        Cluster::of(directory, members)
+    }
+
+    /// Members with their data in these directories, not started.
+    pub(crate) fn prepare_in<'d>(directories: impl Iterator<Item = &'d Path>) -> Cluster {
+        Cluster::of(tempfile::tempdir().unwrap(), directories.map(Member::new).collect())
+    }
+
+    fn of(directory: tempfile::TempDir, mut members: Vec<Member>) -> Cluster {
         let initial = initial_cluster(&members);
         for (at, member) in members.iter_mut().enumerate() {
             member.set("name", &name(at));
