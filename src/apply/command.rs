@@ -29,9 +29,11 @@ pub fn operation(command: &Kind) -> Operation {
         Kind::Alarm(_) => Operation::Alarm,
         Kind::ClusterVersionSet(_) => Operation::ClusterVersionSet,
         Kind::MemberAttributes(_) => Operation::ClusterMemberAttrSet,
-        Kind::MemberAdd(_) | Kind::MemberRemove(_) | Kind::MemberUpdate(_) | Kind::MemberPromote(_) => {
-            Operation::ConfChange
-        }
+        Kind::MemberAdd(_)
+        | Kind::MemberRemove(_)
+        | Kind::MemberUpdate(_)
+        | Kind::MemberPromote(_)
+        | Kind::MemberKeepOnly(_) => Operation::ConfChange,
     }
 }
 

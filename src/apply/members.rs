@@ -6,7 +6,9 @@
 use prost::Message;
 
 use super::{Outcome, Refusal, Reply, Run};
-use crate::proto::skegpb::{Member, MemberAdd, MemberAttributes, MemberPromote, MemberRemove, MemberUpdate};
+use crate::proto::skegpb::{
+    Member, MemberAdd, MemberAttributes, MemberKeepOnly, MemberPromote, MemberRemove, MemberUpdate,
+};
 use crate::storage::schema::{Family, MetaKey};
 
 impl Run<'_> {
@@ -35,12 +37,28 @@ impl Run<'_> {
     }
 
     pub(super) fn remove_member(&mut self, request: MemberRemove) -> Outcome {
-        if self.state.cluster.write().remove(request.id).is_none() {
-            return Err(Refusal::MemberNotFound);
+        if self.end_membership(request.id) { Ok(self.members()) } else { Err(Refusal::MemberNotFound) }
+    }
+
+    pub(super) fn keep_only(&mut self, request: MemberKeepOnly) -> Outcome {
+        let others: Vec<u64> = {
+            let cluster = self.state.cluster.read();
+            cluster.members().map(|member| member.id).filter(|id| *id != request.id).collect()
+        };
+        for id in others {
+            self.end_membership(id);
         }
-        self.write.batch().delete(Family::Meta, &MetaKey::Member(request.id).encode());
-        self.write.batch().put(Family::Meta, &MetaKey::Removed(request.id).encode(), b"");
         Ok(self.members())
+    }
+
+    /// Ends a membership; false if there is none.
+    fn end_membership(&mut self, id: u64) -> bool {
+        if self.state.cluster.write().remove(id).is_none() {
+            return false;
+        }
+        self.write.batch().delete(Family::Meta, &MetaKey::Member(id).encode());
+        self.write.batch().put(Family::Meta, &MetaKey::Removed(id).encode(), b"");
+        true
     }
 
     pub(super) fn update_member(&mut self, request: MemberUpdate) -> Outcome {

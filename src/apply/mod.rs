@@ -190,6 +190,7 @@ impl<'s> Run<'s> {
             Kind::MemberRemove(request) => Ok(self.remove_member(request)),
             Kind::MemberUpdate(request) => Ok(self.update_member(request)),
             Kind::MemberPromote(request) => Ok(self.promote_member(request)),
+            Kind::MemberKeepOnly(request) => Ok(self.keep_only(request)),
         }
     }
 

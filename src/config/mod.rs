@@ -131,6 +131,8 @@ pub struct MemberSettings {
     pub strict_reconfig_check: bool,
     /// Ask the others before standing for election.
     pub pre_vote: bool,
+    /// Go on alone, without the other members.
+    pub force_new_cluster: bool,
     /// Learners that there may be; 0 for any number.
     pub max_learners: u32,
     /// Switches of features.

@@ -405,7 +405,7 @@ settings! {
     }
     Unsafe {
         "force-new-cluster" force_new_cluster: Switch = "false",
-            NotYet("a member does not leave its cluster by force yet"), "Start from the data of one member as a cluster of its own.";
+            Effective, "Start from the data of one member as a cluster of its own.";
         "unsafe-no-fsync" unsafe_no_fsync: Switch = "false",
             Effective, "Do not wait for the disk: acknowledged writes may be lost in a crash.";
     }

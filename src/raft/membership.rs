@@ -215,6 +215,10 @@ impl Node {
 
     /// Takes one step, if this member leads and there is one to take.
     async fn settle_membership(&self) {
+        // Only a leader that has applied everything of earlier terms knows who the members are.
+        if !self.keeps_lease_clock() {
+            return;
+        }
         let Some((now, precondition)) = self.settled_nodes() else { return };
         let wanted = self.wanted();
         if wanted.is_empty() {

@@ -13,6 +13,7 @@
 
 mod ask;
 mod codec;
+mod force;
 mod leadership;
 mod log_store;
 mod membership;

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tracing::info;
 
 use super::codec;
+use super::force;
 use super::leadership::{self, Leadership};
 use super::log_store::LogStore;
 use super::membership;
@@ -53,6 +54,8 @@ pub struct NodeOptions {
     pub election_timeout: Duration,
     /// Ask the others before standing for election.
     pub pre_vote: bool,
+    /// Go on alone, without the other members.
+    pub force_new_cluster: bool,
     /// How long a proposal or a read index may take.
     pub request_timeout: Duration,
     /// Encoded size of the largest proposal, in bytes.
@@ -168,7 +171,7 @@ impl Node {
         log_options.tail_bytes = options.log_tail_bytes;
         log_options.no_fsync = options.no_fsync;
         log_options.observer.clone_from(&options.observer);
-        let (log, recovered) = Log::open(log_options)?;
+        let (log, mut recovered) = Log::open(log_options)?;
         let is_new = check_position(&state, &recovered)?;
         info!(
             first = recovered.first_index,
@@ -177,6 +180,9 @@ impl Node {
             "raft log opened"
         );
 
+        if options.force_new_cluster {
+            force::stand_alone(&log, &mut recovered, &state, options.identity.member_id)?;
+        }
         let links = Arc::new(Links::new(options.identity, timeouts(&options)));
         if let Beginning::Joining(members) = &options.beginning {
             links.follow(members.iter().map(|(id, urls)| (*id, urls.as_slice())));

@@ -48,6 +48,7 @@ impl Member {
             heartbeat_interval: Duration::from_millis(20),
             election_timeout: Duration::from_millis(200),
             pre_vote: true,
+            force_new_cluster: false,
             request_timeout: Duration::from_secs(20),
             max_request_bytes: 1 << 20,
             keep_entries: 50,

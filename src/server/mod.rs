@@ -77,7 +77,11 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
         info!(address = %listener.url(), "serving peer traffic");
         open(listener, Serves::Peers(member.peer_service(), gateway.clone()));
     }
-    member.join(&config).await?;
+    tokio::select! {
+        joined = member.join(&config) => joined?,
+        failure = member.failed() => return Err(failure),
+        () = member.context.node.removed() => return Ok(removed()),
+    }
     let shared_port = listeners.http.is_empty();
     for listener in listeners.client {
         info!(address = %listener.url(), "serving client traffic insecurely; this is strongly discouraged!");
@@ -98,10 +102,7 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     let ending = tokio::select! {
         signal = signals.next() => Ok(Ending::Signalled(signal)),
         failure = member.failed() => Err(failure),
-        () = member.context.node.removed() => {
-            error!("the member has been permanently removed from the cluster; its data directory can be deleted");
-            Ok(Ending::Stopped)
-        }
+        () = member.context.node.removed() => Ok(removed()),
     };
     if ending.is_ok() {
         member.hand_over(config.cluster.election_timeout).await;
@@ -115,6 +116,12 @@ async fn serve(config: Config) -> anyhow::Result<Ending> {
     }
     member.stop(ending.is_ok()).await;
     ending
+}
+
+/// How a member ends that is no member any more.
+fn removed() -> Ending {
+    error!("the member has been permanently removed from the cluster; its data directory can be deleted");
+    Ending::Stopped
 }
 
 /// All addresses, bound before anything else is touched: a taken port must not cost a recovery.
@@ -184,6 +191,7 @@ impl Member {
             heartbeat_interval: config.cluster.heartbeat_interval,
             election_timeout: config.cluster.election_timeout,
             pre_vote: config.member.pre_vote,
+            force_new_cluster: config.member.force_new_cluster,
             request_timeout,
             max_request_bytes: size(config.member.max_request_bytes),
             keep_entries: config.member.snapshot_catchup_entries,

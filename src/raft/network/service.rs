@@ -246,8 +246,12 @@ impl Peer for PeerService {
 
     async fn describe(
         &self,
-        _: Request<pb::DescribeRequest>,
+        request: Request<pb::DescribeRequest>,
     ) -> Result<Response<pb::DescribeResponse>, Status> {
+        // One that is to join does not know the cluster yet.
+        if request.metadata().contains_key(CLUSTER) {
+            self.check(&request)?;
+        }
         let identity = self.node.identity();
         let Membership { members, version } = (self.members)();
         Ok(Response::new(pb::DescribeResponse {

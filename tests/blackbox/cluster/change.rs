@@ -113,3 +113,30 @@ async fn an_added_member_that_never_starts_costs_no_quorum() {
     let absent = cluster.members.pop().unwrap();
     assert!(!absent.runs());
 }
+
+#[tokio::test]
+async fn a_survivor_goes_on_alone_by_force() {
+    let mut cluster = Cluster::found(3);
+    cluster.leader().await;
+    let mut client = cluster.members[0].client().await;
+    client.put("kept", "v", None).await.unwrap();
+    let survivor = 1;
+    for member in &mut cluster.members {
+        member.kill();
+    }
+    let mut alone = cluster.members.swap_remove(survivor);
+    alone.set("force-new-cluster", "true");
+    alone.start();
+    let mut client = alone.client().await;
+    assert_eq!(client.get("kept", None).await.unwrap().count(), 1);
+    client.put("alone", "v", None).await.unwrap();
+    assert_eq!(client.member_list().await.unwrap().members().len(), 1);
+    // What it left behind is no part of it any more.
+    let mut other = cluster.members.pop().unwrap();
+    let _waits = other.spawn(std::process::Command::new(crate::programs::skeg()));
+    assert!(other.ends_within(PATIENCE).await, "a removed member ends by itself");
+    alone.stop();
+    alone.set("force-new-cluster", "false");
+    alone.start();
+    assert_eq!(alone.client().await.get("alone", None).await.unwrap().count(), 1);
+}
