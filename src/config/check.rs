@@ -107,6 +107,8 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         unsafe_no_fsync: values.unsafe_no_fsync,
         strict_reconfig_check: values.strict_reconfig_check,
         pre_vote: values.pre_vote,
+        corrupt_check_time: span(values.corrupt_check_time),
+        compact_hash_check_time: span(values.compact_hash_check_time),
         force_new_cluster: values.force_new_cluster,
         max_learners: u32::try_from(values.max_learners).unwrap_or(0),
         feature_gates: values.feature_gates.clone(),

@@ -133,6 +133,10 @@ pub struct MemberSettings {
     pub pre_vote: bool,
     /// Go on alone, without the other members.
     pub force_new_cluster: bool,
+    /// Time between comparisons of the members' histories; zero for never.
+    pub corrupt_check_time: Duration,
+    /// Time between comparisons of compaction hashes, when their feature is on.
+    pub compact_hash_check_time: Duration,
     /// Learners that there may be; 0 for any number.
     pub max_learners: u32,
     /// Switches of features.

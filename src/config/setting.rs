@@ -385,9 +385,9 @@ settings! {
     }
     Features {
         "corrupt-check-time" corrupt_check_time: Span = "0s",
-            NotYet("members are not compared yet"), "Time between two comparisons of members' data; 0 never compares.";
+            Effective, "Time between two comparisons of members' data; 0 never compares.";
         "compact-hash-check-time" compact_hash_check_time: Span = "1m",
-            NotYet("members are not compared yet"), "Time between two comparisons of compaction hashes.";
+            Effective, "Time between two comparisons of compaction hashes.";
         "compaction-batch-limit" compaction_batch_limit: Signed = "0" shown "1000",
             Ignored("space of old versions comes back in RocksDB's own compactions"), "Most versions removed in one step of a compaction.";
         "compaction-sleep-interval" compaction_sleep_interval: Span = "0s" shown "10ms",

@@ -13,6 +13,7 @@
 
 mod ask;
 mod codec;
+mod compare;
 mod force;
 mod leadership;
 mod log_store;
@@ -26,6 +27,7 @@ mod state_machine;
 mod types;
 
 pub use ask::AskError;
+pub use compare::Comparison;
 pub use membership::TransferError;
 pub use network::{Membership, PeerService, describe};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};

@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 use crate::api::{Context, Limits, Services};
 use crate::apply::{Compaction, State};
 use crate::cluster::id::{ClusterId, MemberId};
-use crate::config::{Config, ListenUrl, MemberSettings};
+use crate::config::{Config, FeatureGate, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
@@ -211,8 +211,7 @@ impl Member {
             finished_compaction,
         });
         gateway.attach(Arc::clone(&context));
-        let (tasks, failures) =
-            spawn_tasks(&context, compactions, compaction_finished, config.member.snapshot_count);
+        let (tasks, failures) = spawn_tasks(&context, compactions, compaction_finished, &config.member);
         Ok(Member { context, _data_dir: data_dir, failures: tokio::sync::Mutex::new(failures), tasks })
     }
 
@@ -238,7 +237,14 @@ impl Member {
                 .map(|url| url.as_str().to_owned())
                 .collect(),
         };
-        task::publish::join(&context.node, &context.state, attributes).await.context("join the cluster")
+        task::publish::join(&context.node, &context.state, attributes).await.context("join the cluster")?;
+        let check = config.member.feature_gates.enabled(FeatureGate::InitialCorruptCheck);
+        if check && !task::corruption_check::agrees(&context.node).await {
+            anyhow::bail!(
+                "found data inconsistency with peers: this member holds something else than the others"
+            );
+        }
+        Ok(())
     }
 
     /// Waits for a failure that the member cannot go on after.
@@ -309,7 +315,7 @@ fn spawn_tasks(
     context: &Arc<Context>,
     compactions: mpsc::UnboundedReceiver<Compaction>,
     compaction_finished: watch::Sender<i64>,
-    snapshot_count: u64,
+    settings: &MemberSettings,
 ) -> (Vec<tokio::task::JoinHandle<()>>, mpsc::Receiver<anyhow::Error>) {
     let (failed, failures) = mpsc::channel(1);
     let state = || context.state.clone();
@@ -323,7 +329,7 @@ fn spawn_tasks(
         }
     };
     let hub = Arc::clone(&context.hub);
-    let tasks = vec![
+    let mut tasks = vec![
         supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
         supervised("compaction", failed.clone(), {
             let run = task::compaction::run(state(), compactions, metrics(), compaction_finished);
@@ -338,8 +344,16 @@ fn spawn_tasks(
         tokio::spawn(task::disk_watch::watch_stalls(node())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
-        tokio::spawn(task::flush::run(node(), state(), snapshot_count)),
+        tokio::spawn(task::flush::run(node(), state(), settings.snapshot_count)),
     ];
+    if !settings.corrupt_check_time.is_zero() {
+        let check = task::corruption_check::watch_history(node(), state(), settings.corrupt_check_time);
+        tasks.push(tokio::spawn(check));
+    }
+    if settings.feature_gates.enabled(FeatureGate::CompactHashCheck) {
+        let every = settings.compact_hash_check_time;
+        tasks.push(tokio::spawn(task::corruption_check::watch_compactions(node(), state(), every)));
+    }
     (tasks, failures)
 }
 

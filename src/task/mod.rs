@@ -1,6 +1,7 @@
 //! What runs unasked. Each task is a loop over handles that it was given; it changes replicated state only by proposing.
 
 pub mod compaction;
+pub mod corruption_check;
 pub mod disk_watch;
 pub mod flush;
 pub mod lease_checkpoint;

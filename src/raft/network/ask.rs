@@ -2,7 +2,11 @@
 //! does not lead.
 
 use super::links::Link;
-use crate::proto::skegpb::{LeaseTimeRequest, MemberProgressRequest, ReadIndexRequest, RenewLeaseRequest};
+use crate::proto::skegpb::{
+    HashHistoryRequest, HistoryHash, LeaseTimeRequest, MemberProgressRequest, ReadIndexRequest,
+    RenewLeaseRequest,
+};
+use crate::storage::mvcc::hash::RevisionHash;
 
 impl Link {
     /// An index that covers everything acknowledged before the question.
@@ -24,6 +28,14 @@ impl Link {
         let asked = self.ask(request, async |client, request| client.lease_time(request).await);
         let answer = asked.await.ok().filter(|answer| answer.leads)?;
         Some(answer.exists.then_some(answer.remaining))
+    }
+
+    /// The member's hash of its history up to a revision.
+    pub(crate) async fn hash_history(&self, revision: i64) -> Option<RevisionHash> {
+        let request = HashHistoryRequest { revision };
+        let asked = self.ask(request, async |client, request| client.hash_history(request).await);
+        let HistoryHash { hash, compact_revision, revision } = asked.await.ok()?.hash?;
+        Some(RevisionHash { hash, compact_revision, revision })
     }
 
     /// The index that a member is known to hold, and the leader's last.

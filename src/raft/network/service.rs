@@ -23,6 +23,7 @@ use crate::proto::etcdserverpb;
 use crate::proto::server::peer_server::{Peer, PeerServer};
 use crate::proto::skegpb as pb;
 use crate::raft::Node;
+use crate::storage::mvcc::hash::RevisionHash;
 
 /// Bytes of entries that one stream may have under way between the socket and the log.
 const APPEND_BYTES_MAX: usize = 8 << 20;
@@ -242,6 +243,20 @@ impl Peer for PeerService {
             Some((matched, last)) => pb::MemberProgressResponse { leads: true, matched, last },
             None => pb::MemberProgressResponse::default(),
         }))
+    }
+
+    async fn hash_history(
+        &self,
+        request: Request<pb::HashHistoryRequest>,
+    ) -> Result<Response<pb::HashHistoryResponse>, Status> {
+        self.check(&request)?;
+        let found = self.node.hash_here(request.into_inner().revision).await;
+        let hash = found.map(|RevisionHash { hash, compact_revision, revision }| pb::HistoryHash {
+            hash,
+            compact_revision,
+            revision,
+        });
+        Ok(Response::new(pb::HashHistoryResponse { hash }))
     }
 
     async fn describe(

@@ -102,6 +102,11 @@ impl Store {
         Ok(())
     }
 
+    /// The revisions of the compactions whose hashes are kept, newest first.
+    pub fn hashed_compactions(&self) -> Vec<i64> {
+        self.compaction_hashes.lock().kept.iter().rev().map(|kept| kept.revision).collect()
+    }
+
     fn kept_compaction_hash(&self, revision: i64) -> Option<RevisionHash> {
         self.compaction_hashes.lock().kept.iter().find(|kept| kept.revision == revision).copied()
     }

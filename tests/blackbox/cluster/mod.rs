@@ -1,6 +1,7 @@
 //! Several members: founding, electing, changing the membership, and what each end of a process leaves.
 
 mod change;
+mod corrupt;
 mod disk;
 mod elect;
 
