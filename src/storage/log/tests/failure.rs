@@ -1,4 +1,4 @@
-//! A disk that refuses: work ahead goes on later, the log itself ends.
+//! A disk that refuses: work ahead goes on later, a full one holds the log up, a failed sync ends it.
 
 use std::io;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ struct Counts {
     wrote: AtomicUsize,
     synced: AtomicUsize,
     failed: AtomicUsize,
+    full: AtomicUsize,
 }
 
 impl LogObserver for Counts {
@@ -25,6 +26,10 @@ impl LogObserver for Counts {
 
     fn synced(&self, _: Duration) {
         self.synced.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn disk_full(&self) {
+        self.full.fetch_add(1, Ordering::SeqCst);
     }
 
     fn failed(&self, _: &io::Error) {
@@ -77,15 +82,39 @@ fn a_failed_sync_is_final() {
 }
 
 #[test]
-fn a_full_disk_ends_the_log_and_keeps_what_it_acknowledged() {
+fn a_full_disk_holds_the_log_up_until_there_is_room() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = Disk::new(dir.path().to_path_buf(), true);
+    let counts = Arc::new(Counts::default());
+    let observer: Arc<dyn LogObserver> = Arc::<Counts>::clone(&counts);
+    let options = LogOptions { observer: Some(observer), ..options(dir.path()) };
+    let (log, _) = Log::open_on(disk.clone(), options).expect("the log opens");
+    append(&log, &[b"a", b"b"]);
+    disk.faults.append_full.store(true, Ordering::SeqCst);
+    let (done, written) = std::sync::mpsc::channel();
+    log.append(vec![(2, Bytes::from_static(b"c"))], move |result| drop(done.send(result)))
+        .expect("it follows");
+    super::eventually("it is told", || counts.full.load(Ordering::SeqCst) > 1);
+    assert!(log.busy_since().is_some() && written.try_recv().is_err(), "it waits");
+    disk.faults.append_full.store(false, Ordering::SeqCst);
+    written.recv().expect("it answers").expect("there is room");
+    let expected = contents(&log);
+    log.close().expect("a clean end");
+    let (log, _) = open(dir.path());
+    assert_eq!(contents(&log), expected);
+}
+
+#[test]
+fn a_log_that_waits_for_room_ends_when_it_is_closed_and_keeps_what_it_acknowledged() {
     let dir = tempfile::tempdir().expect("a directory");
     let (log, disk) = open_faulty(dir.path());
     append(&log, &[b"a", b"b"]);
     disk.faults.append_full.store(true, Ordering::SeqCst);
-    let error =
-        wait(|done| log.append(vec![(2, Bytes::new())], done).expect("it follows")).expect_err("it is full");
-    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    let (done, written) = std::sync::mpsc::channel();
+    log.append(vec![(2, Bytes::new())], move |result| drop(done.send(result))).expect("it follows");
     drop(log);
+    let error = written.recv().expect("it answers").expect_err("it is full");
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     let (log, _) = open(dir.path());
     assert_eq!(contents(&log), [(0, b"a".to_vec()), (1, b"b".to_vec())]);
 }
