@@ -1,10 +1,12 @@
 package boot
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -34,12 +36,49 @@ func NewStore(binary, folder string, flags ...string) (*Store, error) {
 // URL is the client URL.
 func (s *Store) URL() string { return fmt.Sprintf("http://127.0.0.1:%d", s.client) }
 
+// PeerURL is the URL for other members.
+func (s *Store) PeerURL() string { return fmt.Sprintf("http://127.0.0.1:%d", s.peer) }
+
+// NewCluster prepares members that found a cluster, each in a folder of its own.
+func NewCluster(binary, folder string, size int, flags ...string) ([]*Store, error) {
+	members := make([]*Store, size)
+	initial := make([]string, size)
+	for at := range members {
+		member, err := NewStore(binary, filepath.Join(folder, fmt.Sprintf("member-%d", at)))
+		if err != nil {
+			return nil, err
+		}
+		members[at] = member
+		initial[at] = fmt.Sprintf("member-%d=%s", at, member.PeerURL())
+	}
+	for at, member := range members {
+		member.flags = append([]string{
+			fmt.Sprintf("--name=member-%d", at),
+			"--initial-cluster=" + strings.Join(initial, ","),
+		}, flags...)
+	}
+	return members, nil
+}
+
+// StartAll starts members at once, for a cluster begins only when enough of them are there.
+func StartAll(members []*Store) error {
+	failures := make(chan error, len(members))
+	for _, member := range members {
+		go func() { failures <- member.Start() }()
+	}
+	var all []error
+	for range members {
+		all = append(all, <-failures)
+	}
+	return errors.Join(all...)
+}
+
 // Process is the running or last process; nil before the first start.
 func (s *Store) Process() *Process { return s.process }
 
 // Start starts the member and waits until it is healthy: it has elected itself and serves linearizable reads.
 func (s *Store) Start() error {
-	peer := fmt.Sprintf("http://127.0.0.1:%d", s.peer)
+	peer := s.PeerURL()
 	args := append([]string{
 		"--name=store",
 		"--data-dir=" + filepath.Join(s.folder, "data"),
