@@ -14,8 +14,8 @@ use super::source::Given;
 use super::syntax::{self, show_duration};
 use super::url::{ListenUrl, Url};
 use super::{
-    AutoCompaction, ClusterSettings, Config, FirstMembership, InitialClusterState, InitialMember, KeepAlive,
-    LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice, Refusal,
+    AutoCompaction, ClusterSettings, Config, Discovery, FirstMembership, InitialClusterState, InitialMember,
+    KeepAlive, LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice, Refusal,
 };
 
 /// A longer election timeout is taken for a mistake.
@@ -72,6 +72,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
     let cluster = ClusterSettings {
         initial_cluster,
         initial_cluster_token: values.initial_cluster_token.clone(),
+        discovery: discovery(values),
         initial_cluster_state: state,
         heartbeat_interval: Duration::from_millis(values.heartbeat_interval),
         election_timeout: Duration::from_millis(values.election_timeout),
@@ -285,11 +286,19 @@ fn check_discovery(given: &Given, discovers: bool) -> Result<String, Refusal> {
     if values.discovery_endpoints.iter().any(|endpoint| endpoint.trim().is_empty()) {
         return invalid("--discovery-endpoints must not contain empty endpoints");
     }
-    if discovers {
-        let flag = if values.discovery_srv.is_empty() { "discovery-endpoints" } else { "discovery-srv" };
-        return invalid(format!("--{flag}: a cluster is not bootstrapped by discovery yet"));
+    if !values.discovery_srv.is_empty() {
+        return invalid("--discovery-srv: members are not looked up in DNS yet");
     }
     Ok(text)
+}
+
+fn discovery(values: &Values) -> Option<Discovery> {
+    (!values.discovery_endpoints.is_empty()).then(|| Discovery {
+        endpoints: values.discovery_endpoints.iter().map(|endpoint| endpoint.trim().to_owned()).collect(),
+        token: values.discovery_token.clone(),
+        dial_timeout: span(values.discovery_dial_timeout),
+        request_timeout: span(values.discovery_request_timeout),
+    })
 }
 
 fn check_election(values: &Values) -> Result<(), Refusal> {

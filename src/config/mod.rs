@@ -152,12 +152,27 @@ pub struct ClusterSettings {
     pub initial_cluster: String,
     /// Tells clusters with the same addresses apart; part of their ids.
     pub initial_cluster_token: String,
+    /// Where the first members find each other, instead of in `initial_cluster`.
+    pub discovery: Option<Discovery>,
     /// Found a cluster, or join one.
     pub initial_cluster_state: InitialClusterState,
     /// Time between heartbeats of the leader; at least 1 ms.
     pub heartbeat_interval: Duration,
     /// Quiet time after which a follower stands for election; at least five heartbeats, at most 50 s.
     pub election_timeout: Duration,
+}
+
+/// A discovery service: another cluster in whose keys the members of a new one register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Discovery {
+    /// Its addresses.
+    pub endpoints: Vec<String>,
+    /// Names the cluster that is to begin.
+    pub token: String,
+    /// Time to connect.
+    pub dial_timeout: Duration,
+    /// Time for a request.
+    pub request_timeout: Duration,
 }
 
 /// One member of `--initial-cluster`.

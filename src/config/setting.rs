@@ -243,37 +243,37 @@ settings! {
         "advertise-client-urls" advertise_client_urls: Urls = "http://localhost:2379",
             Effective, "Comma-separated client URLs that this member tells to clients.";
         "discovery-token" discovery_token: Text = "" file "discovery-config/token",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Token of the cluster at the discovery service.";
+            Effective, "Token of the cluster at the discovery service.";
         "discovery-endpoints" discovery_endpoints: TextSet = "" file "discovery-config/client/endpoints",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Comma-separated endpoints of the discovery service.";
+            Effective, "Comma-separated endpoints of the discovery service.";
         "discovery-dial-timeout" discovery_dial_timeout: Span = "2s" file "discovery-config/client/dial-timeout",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Time to connect to the discovery service.";
+            Effective, "Time to connect to the discovery service.";
         "discovery-request-timeout" discovery_request_timeout: Span = "5s" file "discovery-config/client/request-timeout",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Time for one request to the discovery service.";
+            Effective, "Time for one request to the discovery service.";
         "discovery-keepalive-time" discovery_keepalive_time: Span = "2s" file "discovery-config/client/keepalive-time",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Time between pings to the discovery service.";
+            Ignored("each question has a connection of its own"), "Time between pings to the discovery service.";
         "discovery-keepalive-timeout" discovery_keepalive_timeout: Span = "6s" file "discovery-config/client/keepalive-timeout",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Time to wait for an answer to such a ping.";
+            Ignored("each question has a connection of its own"), "Time to wait for an answer to such a ping.";
         "discovery-insecure-transport" discovery_insecure_transport: Switch = "true" file "discovery-config/client/secure/insecure-transport",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Talk to the discovery service in the clear.";
+            NotYet("connections are not encrypted yet"), "Talk to the discovery service in the clear.";
         "discovery-insecure-skip-tls-verify" discovery_insecure_skip_tls_verify: Switch = "false" file "discovery-config/client/secure/insecure-skip-tls-verify",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Trust any certificate of the discovery service.";
+            NotYet("connections are not encrypted yet"), "Trust any certificate of the discovery service.";
         "discovery-cert" discovery_cert: Text = "" file "discovery-config/client/secure/cert",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Client certificate for the discovery service.";
+            NotYet("connections are not encrypted yet"), "Client certificate for the discovery service.";
         "discovery-key" discovery_key: Text = "" file "discovery-config/client/secure/key",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Key of that certificate.";
+            NotYet("connections are not encrypted yet"), "Key of that certificate.";
         "discovery-cacert" discovery_cacert: Text = "" file "discovery-config/client/secure/cacert",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Authorities that sign the certificate of the discovery service.";
+            NotYet("connections are not encrypted yet"), "Authorities that sign the certificate of the discovery service.";
         "discovery-user" discovery_user: Text = "" file "discovery-config/client/auth/username",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "User name at the discovery service.";
+            NotYet("authentication is not served yet"), "User name at the discovery service.";
         "discovery-password" discovery_password: Text = "" file "discovery-config/client/auth/password",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Password of that user.";
+            NotYet("authentication is not served yet"), "Password of that user.";
         "discovery-fallback" discovery_fallback: FallbackText = "exit" file "",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "What to do when discovery fails; only 'exit' is left.";
+            Ignored("there is no proxy to fall back to"), "What to do when discovery fails; only 'exit' is left.";
         "discovery-srv" discovery_srv: Text = "",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Domain whose SRV records name the members.";
+            NotYet("members are not looked up in DNS yet"), "Domain whose SRV records name the members.";
         "discovery-srv-name" discovery_srv_name: Text = "",
-            NotYet("a cluster is not bootstrapped by discovery yet"), "Suffix of the service name in those records.";
+            NotYet("members are not looked up in DNS yet"), "Suffix of the service name in those records.";
         "strict-reconfig-check" strict_reconfig_check: Switch = "true",
             Effective, "Refuse changes of membership that would cost the quorum.";
         "pre-vote" pre_vote: Switch = "true",

@@ -29,7 +29,7 @@ mod types;
 pub use ask::AskError;
 pub use compare::Comparison;
 pub use membership::TransferError;
-pub use network::{Membership, PeerService, describe};
+pub use network::{Membership, Opened, PeerService, describe, dial};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
 pub use propose::ProposeError;
 pub use read_index::ReadError;

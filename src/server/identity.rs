@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use tracing::info;
 
+use super::discovery::discover;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Url};
 use crate::proto::skegpb::DescribeResponse;
@@ -26,6 +27,8 @@ pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Res
     if let Some(identity) = data_dir.identity()? {
         return Ok((identity, Beginning::Restarting));
     }
+    let discovered = discovered(config).await?;
+    let config = discovered.as_ref().unwrap_or(config);
     let first = config.bootstrap()?;
     let (identity, beginning) = match config.cluster.initial_cluster_state {
         InitialClusterState::New => found(config, &first).await?,
@@ -33,6 +36,19 @@ pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Res
     };
     data_dir.claim(identity)?;
     Ok((identity, beginning))
+}
+
+/// The settings with the first members filled in by the discovery service, if there is one.
+async fn discovered(config: &Config) -> anyhow::Result<Option<Config>> {
+    let Some(discovery) = &config.cluster.discovery else { return Ok(None) };
+    let mut urls = texts(&config.member.initial_advertise_peer_urls);
+    urls.sort();
+    let id = MemberId::at_bootstrap(urls.iter().map(String::as_str), &discovery.token);
+    let own: Vec<String> = urls.iter().map(|url| format!("{}={url}", config.member.name)).collect();
+    let mut filled = config.clone();
+    filled.cluster.initial_cluster = discover(discovery, id, &own.join(",")).await?;
+    filled.cluster.initial_cluster_token.clone_from(&discovery.token);
+    Ok(Some(filled))
 }
 
 /// Urls as text.

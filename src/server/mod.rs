@@ -6,6 +6,7 @@
 //! ```
 
 mod coalesce;
+mod discovery;
 mod identity;
 mod listen;
 mod observer;
@@ -156,7 +157,7 @@ struct Member {
 
 impl Member {
     async fn start(config: &Config, metrics: Arc<Metrics>, gateway: &Gateway) -> anyhow::Result<Member> {
-        if !DataDir::is_claimed(&config.member.data_dir) {
+        if !DataDir::is_claimed(&config.member.data_dir) && config.cluster.discovery.is_none() {
             // A contradiction in the settings is refused before anything is made on disk.
             config.bootstrap()?;
         }

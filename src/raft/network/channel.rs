@@ -83,19 +83,30 @@ async fn connect(link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
 }
 
 async fn connect_to(url: &str, link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
+    let (opened, origin) = open(url, link.timeouts()).await?;
+    let sender = opened.0.clone();
+    let client = PeerClient::with_origin(opened, origin)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    Ok((sender, client))
+}
+
+/// Connects to a URL for any of the generated clients, with its origin.
+///
+/// # Errors
+/// When it cannot be connected to in time.
+pub async fn dial(url: &str, within: Duration) -> io::Result<(Opened, Uri)> {
+    let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
+    tokio::time::timeout(within, open(url, timeouts)).await.map_err(io::Error::other)?
+}
+
+async fn open(url: &str, timeouts: Timeouts) -> io::Result<(Opened, Uri)> {
     let origin: Uri = url.parse().map_err(io::Error::other)?;
-    let authority = origin.authority().ok_or_else(|| io::Error::other("the peer URL names no host"))?;
+    let authority = origin.authority().ok_or_else(|| io::Error::other("the URL names no host"))?;
     let port = authority.port_u16().unwrap_or(80);
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
     let socket = TcpStream::connect((host, port)).await?;
     socket.set_nodelay(true)?;
-    open(TokioIo::new(socket), origin, link.timeouts()).await
-}
-
-async fn open<I>(io: I, origin: Uri, timeouts: Timeouts) -> io::Result<(SendRequest<Body>, Client)>
-where
-    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
     let (sender, connection) = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -104,14 +115,11 @@ where
         .keep_alive_interval(timeouts.ping_every)
         .keep_alive_timeout(timeouts.ping_answer)
         .keep_alive_while_idle(true)
-        .handshake(io)
+        .handshake(TokioIo::new(socket))
         .await
         .map_err(io::Error::other)?;
     tokio::spawn(connection);
-    let client = PeerClient::with_origin(Opened(sender.clone()), origin)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    Ok((sender, client))
+    Ok((Opened(sender), origin))
 }
 
 /// How long things between members may take.
@@ -127,7 +135,7 @@ pub(crate) struct Timeouts {
 
 /// An open connection as tonic's clients want it.
 #[derive(Clone)]
-pub(crate) struct Opened(SendRequest<Body>);
+pub struct Opened(SendRequest<Body>);
 
 impl Service<http::Request<Body>> for Opened {
     type Response = http::Response<Incoming>;

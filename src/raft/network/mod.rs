@@ -37,6 +37,7 @@ use openraft::raft::{
 use tonic::Status;
 
 pub(crate) use channel::Timeouts;
+pub use channel::{Opened, dial};
 pub use describe::describe;
 pub(crate) use forward::{Answer, Forwarder};
 pub(crate) use links::{Link, Links, probe};

@@ -140,3 +140,18 @@ async fn a_survivor_goes_on_alone_by_force() {
     alone.start();
     assert_eq!(alone.client().await.get("alone", None).await.unwrap().count(), 1);
 }
+
+#[tokio::test]
+async fn members_find_each_other_at_a_discovery_service() {
+    let registry = Cluster::found(1);
+    let mut service = registry.members[0].client().await;
+    service.put("/_etcd/registry/a-token/_config/size", "2", None).await.unwrap();
+    let mut cluster = Cluster::prepare_discovered(3, &registry.members[0].address(), "a-token");
+    let late = cluster.members.pop().unwrap();
+    cluster.start_all();
+    cluster.leader().await;
+    let mut client = cluster.members[0].client().await;
+    assert_eq!(client.member_list().await.unwrap().members().len(), 2);
+    let refused = late.start_refused();
+    assert!(refused.stderr.contains("discovery: cluster is full"), "{}", refused.stderr);
+}

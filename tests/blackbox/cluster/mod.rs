@@ -42,6 +42,17 @@ impl Cluster {
         Cluster::of(directory, members)
     }
 
+    /// Members that find each other at a discovery service, not started.
+    pub(crate) fn prepare_discovered(size: usize, endpoint: &str, token: &str) -> Cluster {
+        let mut cluster = Cluster::prepare(size);
+        for member in &mut cluster.members {
+            member.set("initial-cluster", "");
+            member.set("discovery-endpoints", endpoint);
+            member.set("discovery-token", token);
+        }
+        cluster
+    }
+
     /// Members with their data in these directories, not started.
     pub(crate) fn prepare_in<'d>(directories: impl Iterator<Item = &'d Path>) -> Cluster {
         Cluster::of(tempfile::tempdir().unwrap(), directories.map(Member::new).collect())
