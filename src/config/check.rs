@@ -15,7 +15,8 @@ use super::syntax::{self, show_duration};
 use super::url::{ListenUrl, Url};
 use super::{
     AutoCompaction, ClusterSettings, Config, Discovery, FirstMembership, InitialClusterState, InitialMember,
-    KeepAlive, LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice, Refusal,
+    Join, KeepAlive, LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice,
+    Refusal,
 };
 
 /// A longer election timeout is taken for a mistake.
@@ -73,6 +74,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         initial_cluster,
         initial_cluster_token: values.initial_cluster_token.clone(),
         discovery: discovery(values),
+        join: join_settings(values)?,
         initial_cluster_state: state,
         heartbeat_interval: Duration::from_millis(values.heartbeat_interval),
         election_timeout: Duration::from_millis(values.election_timeout),
@@ -290,6 +292,18 @@ fn check_discovery(given: &Given, discovers: bool) -> Result<String, Refusal> {
         return invalid("--discovery-srv: members are not looked up in DNS yet");
     }
     Ok(text)
+}
+
+fn join_settings(values: &Values) -> Result<Option<Join>, Refusal> {
+    if values.skeg_join.is_empty() {
+        if !values.skeg_replace.is_empty() {
+            return invalid("--skeg-replace needs --skeg-join");
+        }
+        return Ok(None);
+    }
+    let members = Url::parse_list(&values.skeg_join)
+        .map_err(|error| Refusal::Invalid(format!("--skeg-join: {error}")))?;
+    Ok(Some(Join { members, replaces: values.skeg_replace.clone() }))
 }
 
 fn discovery(values: &Values) -> Option<Discovery> {

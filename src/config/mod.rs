@@ -154,6 +154,8 @@ pub struct ClusterSettings {
     pub initial_cluster_token: String,
     /// Where the first members find each other, instead of in `initial_cluster`.
     pub discovery: Option<Discovery>,
+    /// Which members a member without data asks to be let in, instead of having been added before.
+    pub join: Option<Join>,
     /// Found a cluster, or join one.
     pub initial_cluster_state: InitialClusterState,
     /// Time between heartbeats of the leader; at least 1 ms.
@@ -173,6 +175,15 @@ pub struct Discovery {
     pub dial_timeout: Duration,
     /// Time for a request.
     pub request_timeout: Duration,
+}
+
+/// How a member without data has itself added to a running cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Join {
+    /// Peer URLs of running members.
+    pub members: Vec<Url>,
+    /// Name or id of the member whose place it takes; empty for none.
+    pub replaces: String,
 }
 
 /// One member of `--initial-cluster`.

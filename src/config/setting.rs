@@ -420,6 +420,10 @@ settings! {
             Effective, "Memory for recent events; watchers further behind read from disk.";
         "skeg-log-tail-bytes" skeg_log_tail_bytes: Unsigned = "16777216",
             Effective, "Memory for recent log entries.";
+        "skeg-join" skeg_join: Text = "",
+            Effective, "Peer URLs of running members: a member without data has itself added there, catches up and votes.";
+        "skeg-replace" skeg_replace: Text = "",
+            Effective, "Name or id of a dead member whose place a joining member takes.";
     }
     Other {
         "config-file" config_file: Text = "" file "",

@@ -21,7 +21,10 @@ use tracing::{info, warn};
 
 use super::node::Node;
 use super::types::{Membership, Peer, TypeConfig};
+use crate::clock;
 use crate::cluster::id::MemberId;
+use crate::proto::skegpb::command::Kind;
+use crate::proto::skegpb::{MemberAdd, MemberRemove};
 
 /// Time between looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -133,6 +136,34 @@ impl Node {
         let replication = metrics.replication.as_ref()?;
         let matched = replication.get(&member_id).and_then(|matched| matched.as_ref().map(|at| at.index()));
         Some((matched.unwrap_or(0), metrics.last_log_index.unwrap_or(0)))
+    }
+
+    /// Makes somebody a member who asks for it, in the place of another if `replaces` is not 0; gives its id. One who asks
+    /// again is a member already.
+    pub(super) async fn invite(&self, mut peer_urls: Vec<String>, replaces: u64) -> Result<u64, String> {
+        peer_urls.sort();
+        let known = {
+            let cluster = self.state.cluster.read();
+            cluster.members().find(|member| member.peer_urls == peer_urls).map(|member| member.id)
+        };
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        if replaces != 0 && !self.is_removed(replaces) {
+            if self.answers(replaces) {
+                return Err(format!("member {} still answers: stop it first", MemberId::new(replaces)));
+            }
+            self.change(Kind::MemberRemove(MemberRemove { id: replaces })).await?;
+        }
+        let seconds = i64::try_from(clock::unix_millis() / 1000).unwrap_or(i64::MAX);
+        let id = MemberId::when_added(peer_urls.iter().map(String::as_str), seconds).get();
+        self.change(Kind::MemberAdd(MemberAdd { id, peer_urls, is_learner: false, max_learners: 0 })).await?;
+        Ok(id)
+    }
+
+    async fn change(&self, change: Kind) -> Result<(), String> {
+        let outcome = self.propose(change).await.map_err(|error| error.to_string())?;
+        outcome.map(drop).map_err(|refusal| refusal.to_string())
     }
 
     /// Hands leadership to another voter and waits until it leads.

@@ -9,7 +9,8 @@ use tracing::info;
 
 use super::discovery::discover;
 use crate::cluster::id::{ClusterId, MemberId};
-use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Url};
+use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Join, Url};
+use crate::proto::etcdserverpb::Member;
 use crate::proto::skegpb::DescribeResponse;
 use crate::raft::{self, Beginning};
 use crate::storage::data_dir::{DataDir, Identity};
@@ -26,6 +27,11 @@ const DESCRIBE_AT_FOUNDING: Duration = Duration::from_millis(500);
 pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Result<(Identity, Beginning)> {
     if let Some(identity) = data_dir.identity()? {
         return Ok((identity, Beginning::Restarting));
+    }
+    if let Some(join) = &config.cluster.join {
+        let (identity, beginning) = let_in(config, join).await?;
+        data_dir.claim(identity)?;
+        return Ok((identity, beginning));
     }
     let discovered = discovered(config).await?;
     let config = discovered.as_ref().unwrap_or(config);
@@ -131,6 +137,31 @@ async fn join(first: &FirstMembership) -> anyhow::Result<(Identity, Beginning)> 
     info!(member_id = %MemberId::new(member_id), "joining a running cluster");
     let members =
         running.members.into_iter().map(|member| (member.id, member.peer_urls)).collect::<BTreeMap<_, _>>();
+    Ok((Identity { member_id, cluster_id: running.cluster_id }, Beginning::Joining(members)))
+}
+
+/// Has this member added to a running cluster, in the place of another if the settings name one.
+async fn let_in(config: &Config, join: &Join) -> anyhow::Result<(Identity, Beginning)> {
+    let at = texts(&join.members);
+    let Some(running) = raft::describe(at.clone(), DESCRIBE_WITHIN).await else {
+        anyhow::bail!("--skeg-join: no member answers at {}", at.join(","));
+    };
+    let replaces = match join.replaces.as_str() {
+        "" => 0,
+        named => {
+            let is_meant = |member: &&Member| member.name == named || format!("{:x}", member.id) == named;
+            match running.members.iter().find(is_meant) {
+                Some(member) => member.id,
+                None => anyhow::bail!("--skeg-replace: the cluster has no member {named:?}"),
+            }
+        }
+    };
+    let own = texts(&config.member.initial_advertise_peer_urls);
+    let member_id = raft::ask_to_join(&running, at.clone(), own, replaces, DESCRIBE_WITHIN)
+        .await
+        .map_err(|refusal| anyhow::anyhow!("--skeg-join: {refusal}"))?;
+    info!(member_id = %MemberId::new(member_id), "added to a running cluster");
+    let members = running.members.into_iter().map(|member| (member.id, member.peer_urls)).collect();
     Ok((Identity { member_id, cluster_id: running.cluster_id }, Beginning::Joining(members)))
 }
 

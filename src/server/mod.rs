@@ -157,7 +157,10 @@ struct Member {
 
 impl Member {
     async fn start(config: &Config, metrics: Arc<Metrics>, gateway: &Gateway) -> anyhow::Result<Member> {
-        if !DataDir::is_claimed(&config.member.data_dir) && config.cluster.discovery.is_none() {
+        if !DataDir::is_claimed(&config.member.data_dir)
+            && config.cluster.discovery.is_none()
+            && config.cluster.join.is_none()
+        {
             // A contradiction in the settings is refused before anything is made on disk.
             config.bootstrap()?;
         }

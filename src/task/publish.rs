@@ -12,6 +12,8 @@ use crate::raft::{Node, ProposeError, ReadError};
 /// The cluster version that this build brings: etcd's, without the patch.
 pub const CLUSTER_VERSION: &str = "3.7.0";
 
+/// Time between words about catching up.
+const SAY_EVERY: Duration = Duration::from_secs(1);
 /// Pause before a cluster that has no leader is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -35,8 +37,24 @@ pub async fn join(node: &Node, state: &State, attributes: MemberAttributes) -> R
     }
 }
 
+/// Waits until this member is level with its cluster, and says how far it has come.
 async fn level(node: &Node) -> Result<(), ReadError> {
-    node.read_barrier().await
+    let mut ticks = tokio::time::interval(SAY_EVERY);
+    ticks.tick().await;
+    let mut barrier = std::pin::pin!(node.read_barrier());
+    loop {
+        tokio::select! {
+            level = &mut barrier => return level,
+            _ = ticks.tick() => {
+                if let Ok((matched, last)) = node.progress(node.identity().member_id).await
+                    && last > 0
+                {
+                    let percent = u128::from(node.status().applied.min(last)) * 100 / u128::from(last);
+                    info!(percent, matched, last, "catching up with the cluster");
+                }
+            }
+        }
+    }
 }
 
 /// Publishes attributes and version, if they are not what the cluster already knows.

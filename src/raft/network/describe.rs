@@ -1,11 +1,11 @@
-//! Asking a running member who its cluster is, before this one belongs to it.
+//! Asking a running member who its cluster is, and to be let in, before this one belongs to it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::channel::{Channel, Timeouts};
 use super::links::Link;
-use crate::proto::skegpb::{DescribeRequest, DescribeResponse};
+use crate::proto::skegpb::{DescribeRequest, DescribeResponse, InviteRequest};
 use crate::storage::data_dir::Identity;
 
 /// Asks the member at `peer_urls`; `None` if it does not answer in time.
@@ -18,4 +18,25 @@ pub async fn describe(peer_urls: Vec<String>, within: Duration) -> Option<Descri
         client.describe(DescribeRequest {}).await.ok()
     };
     Some(tokio::time::timeout(within, asking).await.ok()??.into_inner())
+}
+
+/// Asks a described member to make the one at `peer_urls` a member, in the place of `replaces` if that is not 0; gives its id.
+///
+/// # Errors
+/// The refusal, or why there was no answer.
+pub async fn ask_to_join(
+    described: &DescribeResponse,
+    at: Vec<String>,
+    peer_urls: Vec<String>,
+    replaces: u64,
+    within: Duration,
+) -> Result<u64, String> {
+    let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
+    let nobody = Identity { member_id: 0, cluster_id: described.cluster_id };
+    let link = Link::new(nobody, described.member_id, timeouts, at, Arc::default());
+    let asked =
+        link.ask(InviteRequest { peer_urls, replaces }, async |client, request| client.invite(request).await);
+    let answered = tokio::time::timeout(within, asked).await.map_err(|_| "no answer in time".to_owned())?;
+    let response = answered.map_err(|status| status.message().to_owned())?;
+    if response.refusal.is_empty() { Ok(response.member_id) } else { Err(response.refusal) }
 }

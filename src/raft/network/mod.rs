@@ -38,7 +38,7 @@ use tonic::Status;
 
 pub(crate) use channel::Timeouts;
 pub use channel::{Opened, dial};
-pub use describe::describe;
+pub use describe::{ask_to_join, describe};
 pub(crate) use forward::{Answer, Forwarder};
 pub(crate) use links::{Link, Links, probe};
 pub use service::{Membership, PeerService};

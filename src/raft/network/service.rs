@@ -259,6 +259,19 @@ impl Peer for PeerService {
         Ok(Response::new(pb::HashHistoryResponse { hash }))
     }
 
+    async fn invite(
+        &self,
+        request: Request<pb::InviteRequest>,
+    ) -> Result<Response<pb::InviteResponse>, Status> {
+        self.check(&request)?;
+        let pb::InviteRequest { peer_urls, replaces } = request.into_inner();
+        let response = match self.node.invite(peer_urls, replaces).await {
+            Ok(member_id) => pb::InviteResponse { member_id, refusal: String::new() },
+            Err(refusal) => pb::InviteResponse { member_id: 0, refusal },
+        };
+        Ok(Response::new(response))
+    }
+
     async fn describe(
         &self,
         request: Request<pb::DescribeRequest>,

@@ -155,3 +155,47 @@ async fn members_find_each_other_at_a_discovery_service() {
     let refused = late.start_refused();
     assert!(refused.stderr.contains("discovery: cluster is full"), "{}", refused.stderr);
 }
+
+#[tokio::test]
+async fn a_member_has_itself_added_and_another_takes_the_place_of_a_dead_one() {
+    let mut cluster = Cluster::found(1);
+    let mut client = cluster.members[0].client().await;
+    client.put("first", "v", None).await.unwrap();
+    let at = cluster.members[0].peer_url();
+    for _ in 0..2 {
+        let member = cluster.prepare_another();
+        member.set("initial-cluster", "");
+        member.set("skeg-join", &at);
+        cluster.start_all();
+    }
+    assert_eq!(client.member_list().await.unwrap().members().len(), 3);
+    let dead = (cluster.leader().await + 1) % 3;
+    let (alive, name) = ((dead + 1) % 3, super::name(dead));
+    let at = cluster.members[alive].peer_url();
+    let early = cluster.prepare_another();
+    early.set("skeg-join", &at);
+    early.set("skeg-replace", &name);
+    let refused = early.start_refused();
+    assert!(refused.stderr.contains("still answers"), "{}", refused.stderr);
+    cluster.members[dead].kill();
+    // Its silence is noticed by the next question.
+    let started = now();
+    let new = cluster.members.len() - 1;
+    loop {
+        let ready = cluster.members[new].spawn(std::process::Command::new(crate::programs::skeg()));
+        if ready.recv_timeout(PATIENCE).is_ok() {
+            break;
+        }
+        let (_, log) = cluster.members[new].wait();
+        assert!(log.contains("still answers") && started.elapsed() < PATIENCE, "{log}");
+    }
+    let mut client = cluster.members[alive].client().await;
+    let members = client.member_list().await.unwrap();
+    let mut names: Vec<_> = members.members().iter().map(|member| member.name().to_owned()).collect();
+    names.sort();
+    assert!(names.len() == 3 && !names.contains(&name), "{names:?}");
+    cluster.members.swap_remove(dead);
+    client.put("after", "v", None).await.unwrap();
+    cluster.leader().await;
+    cluster.assert_equal().await;
+}
