@@ -104,6 +104,9 @@ func work(s *pair.Session) {
 	w.Create(watchKey("a"))
 	s.Put(put("a", "3"))
 	w.Next()
+	s.RawWatch([]byte{0xff})
+	s.Raw("/etcdserverpb.Lease/LeaseKeepAlive", []byte{0xff})
+	s.HTTP2("/etcdserverpb.Watch/Watch", [][2]string{{"content-type", "application/grpc"}, {"te", "trailers"}}, []byte{0, 0, 0, 0, 9, 1})
 	s.HashKV(0)
 	s.Call("Maintenance/Hash", &pb.HashRequest{}, &pb.HashResponse{})
 	s.Call("Maintenance/Defragment", &pb.DefragmentRequest{}, &pb.DefragmentResponse{})
@@ -195,6 +198,7 @@ func TestMetricValues(t *testing.T) {
 		`grpc_server_msg_sent_total{grpc_method="Watch",grpc_service="etcdserverpb.Watch",grpc_type="bidi_stream"}`,
 		`grpc_server_started_total{grpc_method="Snapshot",grpc_service="etcdserverpb.Maintenance",grpc_type="server_stream"}`,
 		`etcd_server_healthcheck{name="linearizable_read",type="readyz"}`, `etcd_server_healthchecks_total{name="serializable_read",status="success",type="livez"}`,
+		`etcd_network_server_stream_failures_total{API="watch",Type="receive"}`, `etcd_network_server_stream_failures_total{API="lease-keepalive",Type="receive"}`,
 		"etcd_server_health_success", "etcd_server_health_failures",
 	}
 	check(t, []scenario{{name: "http/9-metric-values", fresh: true, script: func(s *pair.Session) {
