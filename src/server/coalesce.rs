@@ -12,6 +12,8 @@
 //! grpc-go also measures its connections with a ping after each answer that it reads. Acknowledged at once, that alone
 //! would double the writes; so a buffer that holds nothing but such acknowledgements waits a moment for the next answer.
 //! Bytes are never reordered, and nothing else waits.
+//!
+//! The last words to a client that pings too often (`pings`) are put here, behind all that was written.
 
 use std::future::Future;
 use std::io;
@@ -20,11 +22,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use parking_lot::Mutex;
 use tokio::time::Sleep;
 
+use super::pings::Pings;
 use crate::clock;
 
 /// Bytes collected before they are written without waiting for the end of the poll.
@@ -33,20 +36,28 @@ const BUFFER_BYTES: usize = 64 << 10;
 const STRAIGHT_BYTES: usize = 16 << 10;
 /// How long an acknowledgement may wait: about what a small request takes.
 const HELD_FOR: Duration = Duration::from_millis(1);
+/// How long the client may read the last words, before what it sent and nobody read makes the kernel cut the connection.
+const LINGER: Duration = Duration::from_secs(1);
+/// The last words: type, flags and stream of a GOAWAY, its error (enhance your calm) and its reason.
+const GOAWAY_HEADER: [u8; 6] = [7, 0, 0, 0, 0, 0];
+const GOAWAY_ERROR: u32 = 0xb;
+const GOAWAY_REASON: &[u8] = b"too_many_pings";
 /// A ping acknowledgement: a header of nine bytes and eight of payload.
 const ACK_BYTES: usize = 17;
 /// Length, type and flags of a ping acknowledgement, and stream 0.
 const ACK_HEADER: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// Both ends of a coalescing connection: the socket as the connection sees it, and the loop that runs the connection.
-pub(super) fn coalesce<T>(socket: T) -> (Buffered<T>, Flusher<T>) {
-    let shared = Arc::new(Mutex::new(Shared { socket, buffer: BytesMut::new() }));
-    (Buffered(Arc::clone(&shared)), Flusher(shared))
+pub(super) fn coalesce<T>(socket: T, pings: Arc<Pings>) -> (Buffered<T>, Flusher<T>) {
+    let shared = Arc::new(Mutex::new(Shared { socket, buffer: BytesMut::new(), in_frame: false }));
+    (Buffered(Arc::clone(&shared)), Flusher { shared, pings })
 }
 
 struct Shared<T> {
     socket: T,
     buffer: BytesMut,
+    /// The socket took a part of what was given, so the next byte may belong to the same frame.
+    in_frame: bool,
 }
 
 impl<T: Write + Unpin> Shared<T> {
@@ -65,7 +76,9 @@ impl<T: Write + Unpin> Shared<T> {
     fn poll_put(&mut self, task: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let total = parts.iter().map(|part| part.len()).sum::<usize>();
         if self.buffer.is_empty() && total >= STRAIGHT_BYTES {
-            return Pin::new(&mut self.socket).poll_write_vectored(task, parts);
+            let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(task, parts))?;
+            self.in_frame = written < total;
+            return Poll::Ready(Ok(written));
         }
         if self.buffer.len() >= BUFFER_BYTES {
             ready!(self.poll_drain(task))?;
@@ -74,7 +87,21 @@ impl<T: Write + Unpin> Shared<T> {
         for part in parts {
             self.buffer.extend_from_slice(part);
         }
+        self.in_frame = false;
         Poll::Ready(Ok(total))
+    }
+
+    /// Puts the last words to a client that pings too often, whose last stream this is.
+    fn put_goaway(&mut self, last_stream: u32) {
+        if self.in_frame {
+            return;
+        }
+        let length = 8 + GOAWAY_REASON.len();
+        self.buffer.put_uint(length as u64, 3);
+        self.buffer.put_slice(&GOAWAY_HEADER);
+        self.buffer.put_u32(last_stream);
+        self.buffer.put_u32(GOAWAY_ERROR);
+        self.buffer.put_slice(GOAWAY_REASON);
     }
 
     fn holds_only_acks(&self) -> bool {
@@ -126,21 +153,30 @@ impl<T: Write + Unpin> Write for Buffered<T> {
 }
 
 /// Runs a connection and writes out its buffer; see the module.
-pub(super) struct Flusher<T>(Arc<Mutex<Shared<T>>>);
+pub(super) struct Flusher<T> {
+    shared: Arc<Mutex<Shared<T>>>,
+    pings: Arc<Pings>,
+}
 
 impl<T: Write + Unpin> Flusher<T> {
-    /// Runs the connection to its end.
-    pub(super) async fn run<F: Future>(self, connection: F) -> F::Output {
+    /// Runs the connection to its end; `None` if it was cut off for its pings.
+    pub(super) async fn run<F: Future>(self, connection: F) -> Option<F::Output> {
         let mut connection = std::pin::pin!(connection);
         let mut hold = Hold { deadline: Box::pin(tokio::time::sleep(Duration::ZERO)), waiting: false };
         let mut finished = None;
-        std::future::poll_fn(move |task| {
+        let output = std::future::poll_fn(|task| {
             if finished.is_none()
                 && let Poll::Ready(output) = connection.as_mut().poll(task)
             {
-                finished = Some(output);
+                finished = Some(Some(output));
             }
-            let mut shared = self.0.lock();
+            let mut shared = self.shared.lock();
+            if finished.is_none()
+                && let Some(last_stream) = self.pings.too_many()
+            {
+                shared.put_goaway(last_stream);
+                finished = Some(None);
+            }
             if finished.is_none()
                 && shared.holds_only_acks()
                 && hold.poll_wait(task, shared.buffer.is_empty()).is_pending()
@@ -158,7 +194,15 @@ impl<T: Write + Unpin> Flusher<T> {
             }
             finished.take().map_or(Poll::Pending, Poll::Ready)
         })
-        .await
+        .await;
+        if output.is_none() {
+            let shut =
+                std::future::poll_fn(|task| Pin::new(&mut self.shared.lock().socket).poll_shutdown(task));
+            // It is cut off in any case.
+            let _ = tokio::time::timeout(LINGER, shut).await;
+            tokio::time::sleep(LINGER).await;
+        }
+        output
     }
 }
 
@@ -187,13 +231,14 @@ mod tests {
     use std::future::poll_fn;
 
     use hyper_util::rt::TokioIo;
-    use tokio::io::{AsyncReadExt, DuplexStream};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    use super::super::pings::Heard;
     use super::*;
 
     const ACK: [u8; ACK_BYTES] = [0, 0, 8, 6, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
 
-    async fn write(connection: &mut Buffered<TokioIo<DuplexStream>>, bytes: &[u8]) {
+    async fn write<T: Write + Unpin>(connection: &mut Buffered<T>, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let written = poll_fn(|task| Pin::new(&mut *connection).poll_write(task, rest)).await;
@@ -204,7 +249,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_ack_goes_out_with_the_next_bytes_or_alone_when_its_time_is_up() {
         let (ours, mut theirs) = tokio::io::duplex(1024);
-        let (mut connection, flusher) = coalesce(TokioIo::new(ours));
+        let (mut connection, flusher) = coalesce(TokioIo::new(ours), Pings::new(Some(Duration::ZERO)));
         let (next, mut turns) = tokio::sync::mpsc::channel::<&'static [u8]>(4);
         tokio::spawn(flusher.run(async move {
             while let Some(bytes) = turns.recv().await {
@@ -228,7 +273,7 @@ mod tests {
     #[tokio::test]
     async fn order_holds_through_a_narrow_pipe_and_everything_is_out_at_the_end() {
         let (ours, mut theirs) = tokio::io::duplex(5);
-        let (mut connection, flusher) = coalesce(TokioIo::new(ours));
+        let (mut connection, flusher) = coalesce(TokioIo::new(ours), Pings::new(Some(Duration::ZERO)));
         let large = vec![7; STRAIGHT_BYTES + 1];
         let sent = large.clone();
         let running = tokio::spawn(flusher.run(async move {
@@ -245,5 +290,31 @@ mod tests {
         let expected =
             [[&ACK[..], b"some longer answer"].concat().repeat(20), large, b"end".to_vec()].concat();
         assert_eq!(all, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_pings_too_often_reads_why_it_is_sent_away() {
+        let (ours, mut theirs) = tokio::io::duplex(1024);
+        let pings = Pings::new(Some(Duration::ZERO));
+        let heard = Heard::new(ours, Arc::clone(&pings));
+        let (mut connection, flusher) = coalesce(TokioIo::new(heard), pings);
+        let running = tokio::spawn(flusher.run(async move {
+            write(&mut connection, b"answer").await;
+            loop {
+                let mut bytes = [0; 64];
+                let mut into = hyper::rt::ReadBuf::new(&mut bytes);
+                let read = poll_fn(|task| Pin::new(&mut connection).poll_read(task, into.unfilled())).await;
+                read.expect("it can be read");
+            }
+        }));
+        let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let headers = [0, 0, 0, 1, 4, 0, 0, 0, 5];
+        let sent = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &headers[..], &ping.repeat(4)].concat();
+        theirs.write_all(&sent).await.expect("it is read");
+        let mut all = Vec::new();
+        theirs.read_to_end(&mut all).await.expect("it ends");
+        assert!(running.await.expect("it does not panic").is_none());
+        let goaway = [&[0, 0, 22, 7, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 11][..], b"too_many_pings"].concat();
+        assert_eq!(all, [b"answer", &goaway[..]].concat());
     }
 }

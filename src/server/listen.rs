@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,6 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tonic::Status;
@@ -23,7 +25,8 @@ use tower_service::Service as _;
 use tracing::{debug, warn};
 
 use super::coalesce::coalesce;
-use crate::api::{ResponseBody, Services};
+use super::pings::{Answering, Heard, Pings};
+use crate::api::{Answer, ResponseBody, Services};
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
 use crate::proto::server::peer_server::PeerServer;
@@ -79,6 +82,7 @@ pub(super) enum Serves {
 struct Guest {
     serves: Serves,
     remote: Option<SocketAddr>,
+    pings: Arc<Pings>,
 }
 
 impl Listener {
@@ -130,11 +134,11 @@ impl Listener {
             Socket::Tcp(listener) => {
                 let (stream, remote) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                door.open(TokioIo::new(stream), Some(remote), graceful);
+                door.open(stream, Some(remote), graceful);
             }
             Socket::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                door.open(TokioIo::new(stream), None, graceful);
+                door.open(stream, None, graceful);
             }
         }
         Ok(())
@@ -160,11 +164,17 @@ fn bind_tcp(address: SocketAddr, settings: &MemberSettings) -> io::Result<TcpLis
 }
 
 impl Door {
-    fn open<I>(&self, io: I, remote: Option<SocketAddr>, graceful: &GracefulShutdown)
+    fn open<I>(&self, stream: I, remote: Option<SocketAddr>, graceful: &GracefulShutdown)
     where
-        I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (io, flusher) = coalesce(io);
+        let min_time = match self.serves {
+            Serves::Peers(..) => None,
+            _ => Some(self.keepalive.min_time),
+        };
+        let pings = Pings::new(min_time);
+        let io = TokioIo::new(Heard::new(stream, Arc::clone(&pings)));
+        let (io, flusher) = coalesce(io, Arc::clone(&pings));
         let builder = Builder::new(TokioExecutor::new());
         let mut builder = match self.serves {
             Serves::Everything(..) | Serves::Peers(..) => builder,
@@ -181,23 +191,33 @@ impl Door {
             .keep_alive_interval(self.keepalive.interval)
             .keep_alive_timeout(self.keepalive.timeout.unwrap_or(Duration::from_secs(20)));
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-        let guest = Guest { serves: self.serves.clone(), remote };
+        let guest = Guest { serves: self.serves.clone(), remote, pings };
         let connection = builder.serve_connection(io, guest).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            if let Err(error) = flusher.run(connection).await {
-                debug!(%error, "connection ended");
+            match flusher.run(connection).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => debug!(%error, "connection ended"),
+                None => debug!(remote = ?remote, "connection ended: too many pings"),
             }
         });
     }
 }
 
 impl Service<http::Request<Incoming>> for Guest {
-    type Response = Response<ResponseBody>;
+    type Response = Response<Answering>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answering>, Infallible>> + Send>>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+        let call = self.pings.open_call();
+        let answer = self.answer(request);
+        Box::pin(async move { Ok(call.answers(answer.await)) })
+    }
+}
+
+impl Guest {
+    fn answer(&self, request: http::Request<Incoming>) -> Answer {
         let services = match &self.serves {
             Serves::Http(gateway, port) => return plain(gateway, request, *port),
             Serves::Everything(_, gateway) if request.version() != Version::HTTP_2 => {
@@ -211,7 +231,7 @@ impl Service<http::Request<Incoming>> for Guest {
                 let mut peers = peers.clone();
                 return Box::pin(async move {
                     let Ok(response) = peers.call(request).await;
-                    Ok(response.map(ResponseBody::from))
+                    response.map(ResponseBody::from)
                 });
             }
         };
@@ -221,28 +241,24 @@ impl Service<http::Request<Incoming>> for Guest {
             Ok(own) => own,
             Err(status) => {
                 let response = unsupported_media_type(&status).map(ResponseBody::from);
-                return Box::pin(std::future::ready(Ok(response)));
+                return Box::pin(std::future::ready(response));
             }
         };
         let answer = services.call(request, self.remote);
         match own {
-            None => Box::pin(async move { Ok(answer.await) }),
+            None => answer,
             Some(own) => Box::pin(async move {
                 let mut answer = answer.await;
                 answer.headers_mut().insert(header::CONTENT_TYPE, own);
-                Ok(answer)
+                answer
             }),
         }
     }
 }
 
-fn plain(
-    gateway: &Gateway,
-    request: http::Request<Incoming>,
-    port: Port,
-) -> <Guest as Service<http::Request<Incoming>>>::Future {
+fn plain(gateway: &Gateway, request: http::Request<Incoming>, port: Port) -> Answer {
     let gateway = gateway.clone();
-    Box::pin(async move { Ok(gateway.call(request, port).await.map(ResponseBody::from)) })
+    Box::pin(async move { gateway.call(request, port).await.map(ResponseBody::from) })
 }
 
 /// The content type of the answer, if it is not plain gRPC: whatever subtype is asked for, the messages are protobuf, as in etcd.

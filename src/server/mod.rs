@@ -10,6 +10,7 @@ mod discovery;
 mod identity;
 mod listen;
 mod observer;
+mod pings;
 
 use std::sync::Arc;
 use std::time::Duration;

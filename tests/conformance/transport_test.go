@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
@@ -59,6 +60,46 @@ func TestTransport(t *testing.T) {
 				s.Put(leased("a", strings.Repeat("z", size), 404))
 			}
 			s.Range(get("big"))
+		}},
+		{name: "transport/pings-without-a-call", script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			p.Ping(9, 0)
+		}},
+		{name: "transport/pings-after-a-call", flags: []string{"--grpc-keepalive-min-time", "10ms"}, script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			p.Open("/etcdserverpb.KV/Range", encode(s, get("a")), true)
+			p.Answered()
+			p.Ping(9, 150*time.Millisecond)
+		}},
+		{name: "transport/pings-with-a-watch", flags: []string{"--grpc-keepalive-min-time", "10ms"}, script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			p.Open("/etcdserverpb.Watch/Watch", nil, false)
+			p.Ping(9, 150*time.Millisecond)
+		}},
+		{name: "transport/pings-too-soon-with-a-watch", flags: []string{"--grpc-keepalive-min-time", "1m"}, script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			p.Open("/etcdserverpb.Watch/Watch", nil, false)
+			p.Ping(9, 150*time.Millisecond)
+		}},
+		{name: "transport/pings-between-answers", script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			for range 5 {
+				p.Ping(2, 0)
+				p.Open("/etcdserverpb.KV/Range", encode(s, get("a")), true)
+				p.Answered()
+			}
+			p.Ping(9, 0)
+		}},
+		{name: "transport/pings-without-a-limit-set", flags: []string{"--grpc-keepalive-min-time", "0s"}, script: func(s *pair.Session) {
+			p := s.Pinging()
+			defer p.Close()
+			p.Open("/etcdserverpb.Watch/Watch", nil, false)
+			p.Ping(9, 150*time.Millisecond)
 		}},
 		{name: "errors/2.8-unknown-rpc", script: func(s *pair.Session) {
 			for _, path := range []string{
