@@ -63,7 +63,7 @@ func runAll(ctx context.Context, arguments []string) error {
 	bench := compare.Bench{Etcd: os.Getenv("ETCD_BIN"), Skeg: os.Getenv("SKEG_BIN"), Progress: os.Stderr}
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
 	rows := flags.String("rows", "", "only the loads whose names start with one of these, separated by commas")
-	write := flags.String("write", "", "write the table into this file, between its markers")
+	write := flags.String("write", "", "write the tables into this file, between their markers")
 	flags.BoolVar(&bench.Quick, "quick", false, "one short round of each")
 	flags.IntVar(&bench.Nice, "nice", -10, "priority of servers and clients")
 	if err := flags.Parse(arguments); err != nil {
@@ -85,12 +85,14 @@ func runAll(ctx context.Context, arguments []string) error {
 	}
 	process.RaiseSession(bench.Nice)
 	results, failure := bench.Run(ctx, wanted)
-	table := compare.Table(results)
-	fmt.Print(table)
-	if *write == "" {
-		return failure
+	for _, part := range []compare.Part{compare.OneMember, compare.ThreeMembers} {
+		table := compare.Table(results, part == compare.ThreeMembers)
+		fmt.Print(table)
+		if *write != "" && table != "" {
+			failure = errors.Join(failure, part.Write(*write, compare.Setting(revision(), bench.Quick), table))
+		}
 	}
-	return errors.Join(failure, compare.Write(*write, compare.Setting(revision(), bench.Quick), table))
+	return failure
 }
 
 // revision names the commit that is measured.

@@ -33,8 +33,10 @@ type Scenario struct {
 	Rounds int
 	// SkegOnly leaves etcd out: the goals are absolute.
 	SkegOnly bool
-	Measure  func(ctx context.Context, b *Bench, server string) (Sample, error)
-	Goals    []Goal
+	// Cluster puts its rows into the table of three members.
+	Cluster bool
+	Measure func(ctx context.Context, b *Bench, server string) (Sample, error)
+	Goals   []Goal
 }
 
 // Goal is a row: the ratio skeg/etcd of a figure, or skeg's figure alone, and its bound.
@@ -44,8 +46,10 @@ type Goal struct {
 	// Figure is compared with etcd's, or with skeg's own figure Against.
 	Figure, Against string
 	// Least and Most bound the ratio; 0 is no bound. Absolute bounds the figure itself.
+	// Zero demands that it be 0.
 	Least, Most float64
 	Absolute    bool
+	Zero        bool
 }
 
 // Bench is one run.
@@ -151,14 +155,17 @@ func (b *Bench) start(name string, placement process.Placement) (*process.Server
 }
 
 func (b *Bench) startIn(name, dir string, placement process.Placement) (*process.Server, error) {
-	bin := b.Etcd
-	if name == "skeg" {
-		bin = b.Skeg
-	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return process.Start(name, bin, filepath.Clean(dir), placement, flags...)
+	return process.Start(name, b.binary(name), filepath.Clean(dir), placement, flags...)
+}
+
+func (b *Bench) binary(name string) string {
+	if name == "skeg" {
+		return b.Skeg
+	}
+	return b.Etcd
 }
 
 // pick returns the full size of a load, or the quick one.

@@ -9,24 +9,27 @@ import (
 	"time"
 )
 
-// begin and end mark the part of the document that Write replaces.
-const (
-	begin = "<!-- benches/run: begin -->\n"
-	end   = "<!-- benches/run: end -->\n"
+// The parts of the document that Write replaces, each by its markers.
+var (
+	OneMember    = Part{"<!-- benches/run: begin -->\n", "<!-- benches/run: end -->\n"}
+	ThreeMembers = Part{"<!-- benches/run: begin cluster -->\n", "<!-- benches/run: end cluster -->\n"}
 )
 
+// Part is what stands between two lines of a document.
+type Part struct{ begin, end string }
+
 // Write puts a table under the setting it was measured in, in place of the last one.
-func Write(path, setting, table string) error {
+func (p Part) Write(path, setting, table string) error {
 	document, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	before, rest, hasBegin := bytes.Cut(document, []byte(begin))
-	_, after, hasEnd := bytes.Cut(rest, []byte(end))
+	before, rest, hasBegin := bytes.Cut(document, []byte(p.begin))
+	_, after, hasEnd := bytes.Cut(rest, []byte(p.end))
 	if !hasBegin || !hasEnd {
-		return fmt.Errorf("%s lacks the markers %q and %q", path, begin, end)
+		return fmt.Errorf("%s lacks the markers %q and %q", path, p.begin, p.end)
 	}
-	text := string(before) + begin + setting + "\n\n" + table + end + string(after)
+	text := string(before) + p.begin + setting + "\n\n" + table + p.end + string(after)
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 

@@ -6,18 +6,23 @@ import (
 	"strings"
 )
 
-// Table sets the medians against each other, a row per goal that was measured.
-func Table(results Results) string {
+// Table sets the medians against each other, a row per goal that was measured on one member, or on clusters. It is empty if nothing was.
+func Table(results Results, cluster bool) string {
 	var text strings.Builder
 	text.WriteString("| work | figure | skeg / etcd | must be | | skeg | etcd 3.7.3 |\n|---|---|---|---|---|---|---|\n")
+	measured := false
 	for _, scenario := range Scenarios() {
 		samples, ok := results[scenario.Name]
-		if !ok {
+		if !ok || scenario.Cluster != cluster {
 			continue
 		}
+		measured = true
 		for _, goal := range scenario.Goals {
 			row(&text, goal, results, samples)
 		}
+	}
+	if !measured {
+		return ""
 	}
 	return text.String()
 }
@@ -59,6 +64,8 @@ func row(text *strings.Builder, goal Goal, results Results, samples map[string][
 		unit = " " + unitOf(goal.Figure)
 	}
 	switch {
+	case goal.Zero:
+		bound, verdict = "0"+unit, met(ratio == 0)
 	case goal.Least > 0:
 		bound, verdict = fmt.Sprintf("≥ %g%s", goal.Least, unit), met(ratio >= goal.Least)
 	case goal.Most > 0:
@@ -109,6 +116,8 @@ func unitOf(figure string) string {
 func show(value float64, figure string) string {
 	precision := 0
 	switch {
+	case unitOf(figure) == "writes":
+		// A count.
 	case value < 10:
 		precision = 2
 	case value < 100:

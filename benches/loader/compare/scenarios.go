@@ -25,7 +25,7 @@ const (
 	million = 1_000_000
 )
 
-// Scenarios are all loads, in the order of the table.
+// Scenarios are all loads, in the order of the tables: one member, then clusters.
 func Scenarios() []Scenario {
 	scenarios := []Scenario{
 		{Name: "put-1-", Rounds: 5, Measure: puts(1, 2_500, (*Bench).realTime), Goals: []Goal{
@@ -43,7 +43,7 @@ func Scenarios() []Scenario {
 			scenarios = append(scenarios, rangeScenario(kind, clients))
 		}
 	}
-	return append(scenarios,
+	scenarios = append(scenarios,
 		Scenario{Name: "list", Rounds: 3, Measure: lists, Goals: []Goal{
 			{Work: "list of 100 k keys", What: "by RangeStream, keys/s", Figure: "list-stream.per_s", Least: 1.5},
 			{Work: "list of 100 k keys", What: "by pages of 500, keys/s", Figure: "list-page.per_s", Least: 3},
@@ -109,6 +109,7 @@ func Scenarios() []Scenario {
 			{Work: "etcdctl check datascale --load m", What: "memory used", Figure: "check-datascale.used_MB"},
 		}},
 	)
+	return append(scenarios, clusterScenarios()...)
 }
 
 type placing func(*Bench) (server, client process.Placement)

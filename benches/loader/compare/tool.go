@@ -16,8 +16,11 @@ import (
 	"skeg.local/benches/process"
 )
 
-// loadLimit bounds one load.
-const loadLimit = 3 * time.Minute
+const (
+	// loadLimit bounds one load, interruptLimit how long it takes to end when it is told to.
+	loadLimit      = 3 * time.Minute
+	interruptLimit = 10 * time.Second
+)
 
 // measured is a load's result with what it cost the server and the client.
 type measured struct {
@@ -37,10 +40,27 @@ func (m measured) sample(name string) Sample {
 	}
 }
 
+// target is what a load goes to: a server, or a way into a cluster.
+type target interface {
+	Endpoints() string
+	Usage() (process.Usage, error)
+}
+
 // own runs one of our loads against a server.
-func (b *Bench) own(ctx context.Context, server *process.Server, placement process.Placement, name string, arguments ...string) (measured, error) {
-	arguments = append([]string{"load", name, "-address", server.Address}, arguments...)
-	return b.measure(ctx, server, placement, b.Self, arguments, func(output []byte) (load.Result, error) {
+func (b *Bench) own(ctx context.Context, server target, placement process.Placement, name string, arguments ...string) (measured, error) {
+	finish, err := b.begin(ctx, server, placement, name, arguments...)
+	if err != nil {
+		return measured{}, err
+	}
+	return finish()
+}
+
+// begin starts one of our loads; what it returns waits for the end, which comes early when the context is cancelled.
+func (b *Bench) begin(
+	ctx context.Context, server target, placement process.Placement, name string, arguments ...string,
+) (finish func() (measured, error), err error) {
+	arguments = append([]string{"load", name, "-address", server.Endpoints()}, arguments...)
+	return b.launch(ctx, server, placement, b.Self, arguments, func(output []byte) (load.Result, error) {
 		var result load.Result
 		err := json.Unmarshal(output, &result)
 		return result, err
@@ -48,43 +68,56 @@ func (b *Bench) own(ctx context.Context, server *process.Server, placement proce
 }
 
 // etcds runs etcd's load tool with that many clients over at most 100 connections.
-func (b *Bench) etcds(ctx context.Context, server *process.Server, placement process.Placement, clients int, arguments ...string) (measured, error) {
+func (b *Bench) etcds(ctx context.Context, server target, placement process.Placement, clients int, arguments ...string) (measured, error) {
 	arguments = append([]string{
-		"--endpoints", server.Address, "--precise",
+		"--endpoints", server.Endpoints(), "--precise",
 		"--conns", strconv.Itoa(min(clients, 100)), "--clients", strconv.Itoa(clients),
 	}, arguments...)
-	return b.measure(ctx, server, placement, b.Tool, arguments, readSummary)
+	finish, err := b.launch(ctx, server, placement, b.Tool, arguments, readSummary)
+	if err != nil {
+		return measured{}, err
+	}
+	return finish()
 }
 
-func (b *Bench) measure(
-	ctx context.Context, server *process.Server, placement process.Placement,
+// launch starts a load as a process, which is interrupted when the context ends.
+func (b *Bench) launch(
+	ctx context.Context, server target, placement process.Placement,
 	program string, arguments []string, read func([]byte) (load.Result, error),
-) (measured, error) {
+) (finish func() (measured, error), err error) {
 	ctx, cancel := context.WithTimeout(ctx, loadLimit)
-	defer cancel()
 	command := placement.Command(ctx, program, arguments...)
-	var stderr bytes.Buffer
-	command.Stderr = &stderr
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = interruptLimit
+	var output, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &output, &stderr
 	before, err := server.Usage()
-	if err != nil {
-		return measured{}, err
+	if err == nil {
+		err = command.Start()
 	}
-	output, err := command.Output()
 	if err != nil {
-		return measured{}, fmt.Errorf("%s %v: %w: %s", program, arguments, err, tail(stderr.Bytes()))
+		cancel()
+		return nil, err
 	}
-	after, err := server.Usage()
-	if err != nil {
-		return measured{}, err
-	}
-	result, err := read(output)
-	if err != nil {
-		return measured{}, fmt.Errorf("%s %v: %w: %s", program, arguments, err, tail(output))
-	}
-	return measured{
-		Result:    result,
-		serverCPU: after.CPU - before.CPU,
-		clientCPU: command.ProcessState.UserTime() + command.ProcessState.SystemTime(),
+	return func() (measured, error) {
+		defer cancel()
+		err := command.Wait()
+		if err != nil && !(command.ProcessState.Success() && errors.Is(ctx.Err(), context.Canceled)) {
+			return measured{}, fmt.Errorf("%s %v: %w: %s", program, arguments, err, tail(stderr.Bytes()))
+		}
+		after, err := server.Usage()
+		if err != nil {
+			return measured{}, err
+		}
+		result, err := read(output.Bytes())
+		if err != nil {
+			return measured{}, fmt.Errorf("%s %v: %w: %s", program, arguments, err, tail(output.Bytes()))
+		}
+		return measured{
+			Result:    result,
+			serverCPU: after.CPU - before.CPU,
+			clientCPU: command.ProcessState.UserTime() + command.ProcessState.SystemTime(),
+		}, nil
 	}, nil
 }
 

@@ -38,6 +38,15 @@ func fill(ctx context.Context, s Settings) (Result, error) {
 	return result, err
 }
 
+// put writes one random key at a time.
+func put(ctx context.Context, s Settings) (Result, error) {
+	text := newValues(s.ValueBytes)
+	return repeat(ctx, s, func(ctx context.Context, conn *grpc.ClientConn, _, _ int) error {
+		_, err := call(ctx, conn, putPath, &pb.PutRequest{Key: key(rand.IntN(s.Keys)), Value: text.next()})
+		return err
+	})
+}
+
 // read gets one random key at a time.
 func read(ctx context.Context, s Settings) (Result, error) {
 	return repeat(ctx, s, func(ctx context.Context, conn *grpc.ClientConn, _, _ int) error {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,11 +21,13 @@ import (
 
 // Settings is what a load may be told; each uses what it needs.
 type Settings struct {
-	// Address is host:port of the server, or several loads' worth of the same.
+	// Address is host:port of the server, or of several, separated by commas: each connection goes to the next of them.
 	Address string
 	// Duration ends a load that is bounded by time, Total one that is bounded by work.
 	Duration time.Duration
 	Total    int
+	// Warm is for how long what is done does not count yet.
+	Warm time.Duration
 	// Clients make requests at once, over Connections; Rate is the most they start a second together (0: no limit).
 	Clients, Connections, Rate int
 	// Keys exist or are made, ValueBytes long; TxnOps puts go into one transaction.
@@ -37,8 +40,9 @@ type Settings struct {
 
 // Flags adds the settings to a flag set.
 func (s *Settings) Flags(flags *flag.FlagSet) {
-	flags.StringVar(&s.Address, "address", "127.0.0.1:2379", "host:port of the server")
+	flags.StringVar(&s.Address, "address", "127.0.0.1:2379", "host:port of the server, or several separated by commas")
 	flags.DurationVar(&s.Duration, "duration", 5*time.Second, "how long to go on")
+	flags.DurationVar(&s.Warm, "warm", 0, "how long not to count at first")
 	flags.IntVar(&s.Total, "total", 0, "how many operations to make, where a load counts them")
 	flags.IntVar(&s.Clients, "clients", 1, "requests at once")
 	flags.IntVar(&s.Connections, "connections", 1, "connections")
@@ -67,6 +71,7 @@ var Loads = map[string]func(context.Context, Settings) (Result, error){
 	"fill":   fill,
 	"list":   list,
 	"middle": middle,
+	"put":    put,
 	"read":   read,
 	"txn":    txn,
 }
@@ -117,8 +122,9 @@ func connect(s Settings) ([]*grpc.ClientConn, func(), error) {
 			_ = conn.Close()
 		}
 	}
-	for range max(1, s.Connections) {
-		conn, err := dial(s.Address)
+	addresses := strings.Split(s.Address, ",")
+	for i := range max(1, s.Connections) {
+		conn, err := dial(addresses[i%len(addresses)])
 		if err != nil {
 			closeAll()
 			return nil, nil, err
@@ -131,7 +137,7 @@ func connect(s Settings) ([]*grpc.ClientConn, func(), error) {
 // operation is the n-th operation of one client.
 type operation func(ctx context.Context, conn *grpc.ClientConn, client, n int) error
 
-// repeat runs an operation from all clients until the duration is over or the total done, at the rate, and times each.
+// repeat runs an operation from all clients until the duration is over, the total done or the context ended, at the rate, and times each.
 // The latency of a paced operation counts from when it was due, so that a slow answer does not hide the ones waiting behind it.
 func repeat(ctx context.Context, s Settings, do operation) (Result, error) {
 	conns, closeAll, err := connect(s)
@@ -156,26 +162,43 @@ func repeat(ctx context.Context, s Settings, do operation) (Result, error) {
 				due := time.Now()
 				if s.Rate > 0 {
 					due = start.Add(time.Duration(n) * time.Second / time.Duration(s.Rate))
-					time.Sleep(time.Until(due))
+					sleep(ctx, time.Until(due))
+				}
+				if ctx.Err() != nil {
+					return
 				}
 				if s.Total == 0 && due.Sub(start) >= s.Duration {
 					return
 				}
 				if err := do(ctx, conns[client%len(conns)], client, n); err != nil {
-					failures[client] = err
+					if ctx.Err() == nil {
+						failures[client] = err
+					}
 					return
 				}
-				latencies[client] = append(latencies[client], time.Since(due))
+				if due.Sub(start) >= s.Warm {
+					latencies[client] = append(latencies[client], time.Since(due))
+				}
 			}
 		})
 	}
 	wait.Wait()
-	result := summarise(slices.Concat(latencies...), time.Since(start))
+	result := summarise(slices.Concat(latencies...), time.Since(start)-s.Warm)
 	// One failure says it all: the others are its like.
 	if failed := slices.IndexFunc(failures, func(failure error) bool { return failure != nil }); failed >= 0 {
 		return result, failures[failed]
 	}
 	return result, nil
+}
+
+// sleep waits for a time, or until the context ends.
+func sleep(ctx context.Context, wait time.Duration) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 func summarise(latencies []time.Duration, took time.Duration) Result {

@@ -1,6 +1,6 @@
 // Package process starts the servers under test and reads what they cost from /proc.
 //
-// A Server is one store process, pinned to the cores its Placement names before it starts (Go sizes its scheduler from them),
+// A Server is one store process, alone or a member of a Cluster, pinned to the cores its Placement names before it starts (Go sizes its scheduler from them),
 // at a raised priority where the machine allows it, so that other work on the machine shows less. Usage is cumulative: a
 // measurement takes it before and after.
 package process
@@ -72,8 +72,10 @@ type Server struct {
 	dir       string
 	placement Placement
 	flags     []string
-	command   *exec.Cmd
-	exited    chan struct{}
+	// member is set for the members of a Cluster.
+	member  *member
+	command *exec.Cmd
+	exited  chan struct{}
 }
 
 // Start runs bin on a fresh data directory below parent and waits for its first linearizable read.
@@ -91,45 +93,58 @@ func Start(name, bin, parent string, placement Placement, flags ...string) (*Ser
 
 // Launch starts the process on its data directory and returns how long its first linearizable read took to come.
 func (s *Server) Launch() (time.Duration, error) {
-	addresses, err := freeAddresses(2)
-	if err != nil {
+	started := time.Now()
+	if err := s.spawn(); err != nil {
 		return 0, err
 	}
-	client, peer := addresses[0], addresses[1]
+	if err := s.awaitRead(); err != nil {
+		s.end(syscall.SIGKILL)
+		return 0, fmt.Errorf("%s did not start: %w\n%s", s.Name, err, s.Log())
+	}
+	return time.Since(started), nil
+}
+
+// spawn starts the process and waits for nothing.
+func (s *Server) spawn() error {
+	identity := s.member
+	if identity == nil {
+		addresses, err := freeAddresses(2)
+		if err != nil {
+			return err
+		}
+		const advertised = "127.0.0.1:23800"
+		identity = &member{name: "bench", client: addresses[0], peer: addresses[1], advertised: advertised, initial: "bench=http://" + advertised, state: "new"}
+	}
 	arguments := append([]string{
-		"--name", "bench",
+		"--name", identity.name,
 		"--data-dir", filepath.Join(s.dir, "data"),
-		"--listen-client-urls", "http://" + client,
-		"--advertise-client-urls", "http://" + client,
-		"--listen-peer-urls", "http://" + peer,
-		"--initial-advertise-peer-urls", "http://127.0.0.1:23800",
-		"--initial-cluster", "bench=http://127.0.0.1:23800",
+		"--listen-client-urls", "http://" + identity.client,
+		"--advertise-client-urls", "http://" + identity.client,
+		"--listen-peer-urls", "http://" + identity.peer,
+		"--initial-advertise-peer-urls", "http://" + identity.advertised,
+		"--initial-cluster", identity.initial,
+		"--initial-cluster-state", identity.state,
 		"--log-level", "error",
 	}, s.flags...)
 	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = log.Close() }()
 	command := s.placement.Command(context.Background(), s.bin, arguments...)
 	command.Stdout, command.Stderr = log, log
 	// The servers must not outlive a run that is killed.
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := time.Now()
 	if err = command.Start(); err != nil {
-		return 0, err
+		return err
 	}
 	exited := make(chan struct{})
 	go func() {
 		_ = command.Wait()
 		close(exited)
 	}()
-	s.Address, s.command, s.exited = client, command, exited
-	if err = s.awaitRead(); err != nil {
-		s.end(syscall.SIGKILL)
-		return 0, fmt.Errorf("%s did not start: %w\n%s", s.Name, err, s.Log())
-	}
-	return time.Since(started), nil
+	s.Address, s.command, s.exited = identity.client, command, exited
+	return nil
 }
 
 // Terminate ends the process with SIGTERM and waits for it; its data stays.
@@ -137,6 +152,17 @@ func (s *Server) Terminate() { s.end(syscall.SIGTERM) }
 
 // Kill ends the process with SIGKILL; its data stays.
 func (s *Server) Kill() { s.end(syscall.SIGKILL) }
+
+// Signal sends a signal, if the process was started, and waits for nothing.
+func (s *Server) Signal(signal syscall.Signal) error {
+	if s.command == nil {
+		return nil
+	}
+	return s.command.Process.Signal(signal)
+}
+
+// Endpoints is where clients of this server go.
+func (s *Server) Endpoints() string { return s.Address }
 
 // Remove kills the process and removes its data.
 func (s *Server) Remove() {
@@ -224,24 +250,62 @@ func (s *Server) awaitRead() error {
 }
 
 func (s *Server) read(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	return s.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := pb.NewKVClient(conn).Range(ctx, &pb.RangeRequest{Key: []byte("first read")})
+		return err
+	})
+}
+
+// Status asks the server for its own.
+func (s *Server) Status(ctx context.Context) (*pb.StatusResponse, error) {
+	var status *pb.StatusResponse
+	err := s.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		status, err = pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+		return err
+	})
+	return status, err
+}
+
+// askLimit bounds one question.
+const askLimit = 5 * time.Second
+
+// ask makes one call over a connection of its own.
+func (s *Server) ask(ctx context.Context, question func(context.Context, *grpc.ClientConn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	conn, err := grpc.NewClient(s.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	_, err = pb.NewKVClient(conn).Range(ctx, &pb.RangeRequest{Key: []byte("first read")})
-	return err
+	return question(ctx, conn)
 }
 
 func (s *Server) logPath() string { return filepath.Join(s.dir, "log") }
+
+// ended is whether the process has ended or was never started.
+func (s *Server) ended() bool {
+	if s.command == nil {
+		return true
+	}
+	select {
+	case <-s.exited:
+		return true
+	default:
+		return false
+	}
+}
 
 func (s *Server) end(signal syscall.Signal) {
 	if s.command == nil {
 		return
 	}
 	_ = s.command.Process.Signal(signal)
+	s.Wait()
+}
+
+// Wait returns when the process has ended, which is waited for as long as a graceful end may take.
+func (s *Server) Wait() {
 	select {
 	case <-s.exited:
 	case <-time.After(stopLimit):
