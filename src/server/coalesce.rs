@@ -34,8 +34,9 @@ use crate::clock;
 const BUFFER_BYTES: usize = 64 << 10;
 /// A slice from this size on is not worth copying when nothing is before it.
 const STRAIGHT_BYTES: usize = 16 << 10;
-/// How long an acknowledgement may wait: about what a small request takes.
-const HELD_FOR: Duration = Duration::from_millis(1);
+/// How long an acknowledgement may wait: what a small request takes under load. Clients give a ping seconds; the time that
+/// grpc-go takes from these ones only scales its window, which matters when answers are large and then go out at once.
+const HELD_FOR: Duration = Duration::from_millis(20);
 /// How long the client may read the last words, before what it sent and nobody read makes the kernel cut the connection.
 const LINGER: Duration = Duration::from_secs(1);
 /// The last words: type, flags and stream of a GOAWAY, its error (enhance your calm) and its reason.

@@ -184,6 +184,8 @@ impl Door {
         builder
             .http2()
             .timer(TokioTimer::new())
+            // No gRPC server sends one, and both ends would pay for it.
+            .auto_date_header(false)
             .max_concurrent_streams(self.max_streams)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
