@@ -97,11 +97,11 @@ impl LiveCounts {
         false
     }
 
-    /// The bucket of `key`, if it is full.
-    fn full_bucket(&self, key: &[u8]) -> Option<KeyRange> {
+    /// The bucket of `key` and its number of live keys, if it is full.
+    fn full_bucket(&self, key: &[u8]) -> Option<(KeyRange, u32)> {
         let fences = self.fences.as_ref()?;
         let at = Self::bucket(fences, key);
-        (fences[at].live >= SPLIT_AT).then(|| Self::bucket_range(fences, at))
+        (fences[at].live >= SPLIT_AT).then(|| (Self::bucket_range(fences, at), fences[at].live))
     }
 
     fn bucket_range(fences: &[Fence], at: usize) -> KeyRange {
@@ -238,8 +238,8 @@ impl Store {
         counts.remember(births);
         for key in full {
             // Only now: later changes of the run may have emptied the bucket or moved its ends.
-            let Some(bucket) = counts.full_bucket(&key) else { continue };
-            let cuts = self.cuts(&bucket, revision)?;
+            let Some((bucket, live)) = counts.full_bucket(&key) else { continue };
+            let cuts = self.cuts(&bucket, live, revision)?;
             if let Some(fences) = &mut counts.fences {
                 split(fences, &bucket.start, cuts);
             }
@@ -247,12 +247,16 @@ impl Store {
         Ok(())
     }
 
-    /// The keys that cut a full bucket into pieces of half of [`SPLIT_AT`]. A run may have filled it many times over.
-    fn cuts(&self, bucket: &KeyRange, revision: i64) -> Result<Vec<Box<[u8]>>, StorageError> {
-        let mut cuts = Vec::new();
+    /// The keys that cut a full bucket into pieces of half of [`SPLIT_AT`], and a last one of less than all of it. A run may
+    /// have filled the bucket many times over. What is behind the last cut is not walked: mostly half of the bucket.
+    fn cuts(&self, bucket: &KeyRange, live: u32, revision: i64) -> Result<Vec<Box<[u8]>>, StorageError> {
+        let wanted = usize::try_from(live / (SPLIT_AT / 2)).expect("32 bits fit").saturating_sub(1);
+        let mut cuts = Vec::with_capacity(wanted);
         let mut scan = self.scan(bucket, revision);
         let mut in_piece = 0;
-        while let Some(record) = scan.next()? {
+        while cuts.len() < wanted
+            && let Some(record) = scan.next()?
+        {
             if in_piece == SPLIT_AT / 2 {
                 cuts.push(record.key.into());
                 in_piece = 0;
