@@ -209,13 +209,12 @@ impl Engine {
         iterator
     }
 
-    /// Iterates the versions of one key, newest first, helped by the prefix filter.
-    pub fn iterate_versions(&self, from: &[u8]) -> DBRawIterator<'_> {
+    /// Looks for versions of single keys, newest first, helped by the prefix filter: valid after a seek as long as there are
+    /// more of that key. It shows the store as it is now.
+    pub fn versions(&self) -> DBRawIterator<'_> {
         let mut options = ReadOptions::default();
         options.set_prefix_same_as_start(true);
-        let mut iterator = self.db.raw_iterator_cf_opt(self.family(Family::Kv), options);
-        iterator.seek(from);
-        iterator
+        self.db.raw_iterator_cf_opt(self.family(Family::Kv), options)
     }
 
     /// Writes all memtables to files and waits; everything written before survives a crash when this returns.

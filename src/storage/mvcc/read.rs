@@ -90,16 +90,6 @@ pub enum Wish {
 type Iterate<'s> = fn(&'s Engine, Family, &[u8], Option<Vec<u8>>) -> DBRawIterator<'s>;
 
 impl Store {
-    /// The newest version of a key, from the metadata cache or the engine; `None` if the key does not exist.
-    pub fn head(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
-        if let Some(known) = self.heads.lock().get(key) {
-            return Ok(known);
-        }
-        let head = self.version_at(key, i64::MAX)?.map(|(meta, _)| meta);
-        self.heads.lock().insert(key, head);
-        Ok(head)
-    }
-
     /// The version of one key at a revision, with its value.
     pub fn get(&self, key: &[u8], revision: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
         let known = self.heads.lock().get(key);
@@ -126,24 +116,9 @@ impl Store {
     }
 
     fn version_at(&self, key: &[u8], revision: i64) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
-        let mut from = Vec::with_capacity(key.len() + 16);
-        schema::put_kv_prefix(&mut from, key);
-        let prefix_len = from.len();
-        schema::put_inverted(&mut from, SubRevision { main: revision, sub: u32::MAX });
-        let iterator = self.engine.iterate_versions(&from);
-        let Some((found, stored)) = iterator.item() else {
-            iterator.status()?;
-            return Ok(None);
-        };
-        if found.len() != from.len()
-            || found[..prefix_len] != from[..prefix_len]
-            || schema::is_tombstone(stored)
-        {
-            return Ok(None);
-        }
-        let modified = schema::kv_revision(found).ok_or(StorageError::Damaged { what: "key" })?;
-        let (meta, value) = decode(stored, modified)?;
-        Ok(Some((meta, Bytes::copy_from_slice(value))))
+        let mut versions = self.engine.versions();
+        let found = find_version(&mut versions, key, revision)?;
+        Ok(found.map(|(meta, value)| (meta, Bytes::copy_from_slice(value))))
     }
 
     /// Walks the live keys of a range in key order as of a revision.
@@ -254,6 +229,30 @@ impl Store {
         let (meta, value) = decode(&stored, revision)?;
         Ok(Some(Change::Put { meta, value: Bytes::copy_from_slice(value) }))
     }
+}
+
+/// The version of one key at a revision, by an iterator from [`Engine::versions`].
+pub(super) fn find_version<'i>(
+    versions: &'i mut DBRawIterator<'_>,
+    key: &[u8],
+    revision: i64,
+) -> Result<Option<(KeyMeta, &'i [u8])>, StorageError> {
+    let mut from = Vec::with_capacity(key.len() + 16);
+    schema::put_kv_prefix(&mut from, key);
+    let prefix_len = from.len();
+    schema::put_inverted(&mut from, SubRevision { main: revision, sub: u32::MAX });
+    versions.seek(&from);
+    if !versions.valid() {
+        versions.status()?;
+        return Ok(None);
+    }
+    let Some((found, stored)) = versions.item() else { return Ok(None) };
+    if found.len() != from.len() || found[..prefix_len] != from[..prefix_len] || schema::is_tombstone(stored)
+    {
+        return Ok(None);
+    }
+    let modified = schema::kv_revision(found).ok_or(StorageError::Damaged { what: "key" })?;
+    Ok(Some(decode(stored, modified)?))
 }
 
 fn bound(key: &[u8]) -> Vec<u8> {

@@ -10,12 +10,14 @@
 //! Changes of the run that are not in the engine yet live in an overlay, so reads inside it are exact. A reader outside
 //! sees nothing of a run before its commit. A run that is dropped without a commit leaves no trace.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use rocksdb::DBRawIterator;
 
-use super::read::{Change, Event, KeyRecord};
+use super::read::{self, Change, Event, KeyRecord};
 use super::{KeyRange, Store};
 use crate::storage::StorageError;
 use crate::storage::engine::Batch;
@@ -28,6 +30,8 @@ type Pending = Option<(KeyMeta, Bytes)>;
 pub struct WriteRun<'s> {
     store: &'s Store,
     batch: Batch<'s>,
+    /// Looks up keys in the store; made when first needed, for making one costs more than a search of it.
+    versions: RefCell<Option<DBRawIterator<'s>>>,
     overlay: BTreeMap<Bytes, Pending>,
     events: Vec<Event>,
     births: Vec<(i64, Bytes, bool)>,
@@ -43,6 +47,7 @@ impl<'s> WriteRun<'s> {
         WriteRun {
             store,
             batch: store.engine.batch(),
+            versions: RefCell::default(),
             overlay: BTreeMap::new(),
             events: Vec::new(),
             births: Vec::new(),
@@ -126,8 +131,33 @@ impl<'s> WriteRun<'s> {
     fn head(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
         match self.overlay.get(key) {
             Some(pending) => Ok(pending.as_ref().map(|(meta, _)| *meta)),
-            None => self.store.head(key),
+            None => {
+                let (head, is_known) = self.stored_head(key)?;
+                if !is_known {
+                    self.store.heads.lock().insert(key, head);
+                }
+                Ok(head)
+            }
         }
+    }
+
+    /// As [`WriteRun::head`], for a key that is about to change: the commit remembers what it is then.
+    fn head_to_replace(&self, key: &[u8]) -> Result<Option<KeyMeta>, StorageError> {
+        match self.overlay.get(key) {
+            Some(pending) => Ok(pending.as_ref().map(|(meta, _)| *meta)),
+            None => Ok(self.stored_head(key)?.0),
+        }
+    }
+
+    /// The newest version of a key in the store, and whether the metadata cache knew it.
+    fn stored_head(&self, key: &[u8]) -> Result<(Option<KeyMeta>, bool), StorageError> {
+        if let Some(known) = self.store.heads.lock().get(key) {
+            return Ok((known, true));
+        }
+        let mut versions = self.versions.borrow_mut();
+        let versions = versions.get_or_insert_with(|| self.store.engine.versions());
+        let found = read::find_version(versions, key, i64::MAX)?;
+        Ok((found.map(|(meta, _)| meta), false))
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<(KeyMeta, Bytes)>, StorageError> {
@@ -223,7 +253,7 @@ impl<'s> Txn<'_, 's> {
 
     /// Puts a key; `lease` replaces any lease it had, 0 detaches. Returns the version before.
     pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<Option<KeyMeta>, StorageError> {
-        let previous = self.run.head(&key)?;
+        let previous = self.run.head_to_replace(&key)?;
         let modified = self.next();
         let meta = match &previous {
             Some(head) => {
