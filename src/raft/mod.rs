@@ -9,7 +9,7 @@
 //!
 //! The log is the only durable record of what was acknowledged; the state machine follows it and is flushed behind it.
 //! What openraft calls a snapshot is here "the state machine's files hold everything up to this entry", so that the log
-//! can never be purged past what a restart finds on disk.
+//! can never be purged past what a restart finds on disk. A member that needs what is purged is sent the files ([`snapshot`]).
 
 mod ask;
 mod codec;
@@ -23,6 +23,7 @@ mod node;
 mod outcomes;
 mod propose;
 mod read_index;
+mod snapshot;
 mod state_machine;
 mod types;
 

@@ -22,14 +22,16 @@ use super::membership;
 use super::network::{self, Forwarder, Links, Network, Timeouts};
 use super::outcomes::Outcomes;
 use super::read_index::{self, ReadError, ReadIndex};
+use super::snapshot::Source;
 use super::state_machine::{Listeners, Machine};
-use super::types::{Peer, Raft, Vote};
+use super::types::{LogId, Peer, Raft, SnapshotMeta, Vote};
 use crate::apply::{Compaction, State};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::storage::data_dir::Identity;
 use crate::storage::log::{Log, LogError, LogObserver, LogOptions, LogStats, Recovered};
 use crate::storage::schema::{Family, MetaKey};
+use crate::storage::snapshot::Generations;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::Hub;
 
@@ -66,6 +68,8 @@ pub struct NodeOptions {
     pub slow_apply: Duration,
     /// Log entries kept behind the last flush, for slow followers.
     pub keep_entries: u64,
+    /// The directories of the store.
+    pub generations: Arc<Generations>,
 }
 
 /// How a member without a log begins.
@@ -144,6 +148,7 @@ pub struct Node {
     pub(super) state: State,
     read_index: ReadIndex,
     pub(super) applied: watch::Receiver<u64>,
+    replaced: watch::Receiver<()>,
     pub(super) leadership: Arc<Leadership>,
     pub(super) links: Arc<Links>,
     pub(super) forwarder: Forwarder,
@@ -172,7 +177,7 @@ impl Node {
         log_options.no_fsync = options.no_fsync;
         log_options.observer.clone_from(&options.observer);
         let (log, mut recovered) = Log::open(log_options)?;
-        let is_new = check_position(&state, &recovered)?;
+        let is_new = check_position(&state, &recovered, options.generations.installed_index())?;
         info!(
             first = recovered.first_index,
             next = recovered.next_index,
@@ -191,6 +196,7 @@ impl Node {
         let (compactions, to_compact) = mpsc::unbounded_channel();
         let applied_index = stored_applied(&state)?.map_or(0, |index| index + 1);
         let (applied_sender, applied) = watch::channel(applied_index);
+        let (replaced_sender, replaced) = watch::channel(());
         let deadlines = Arc::new(Mutex::new(Deadlines::default()));
         let outcomes: Arc<Outcomes> = Arc::default();
         let listeners = Listeners {
@@ -198,12 +204,14 @@ impl Node {
             deadlines: Arc::clone(&deadlines),
             compactions,
             applied: applied_sender,
+            replaced: replaced_sender,
             outcomes: Arc::clone(&outcomes),
             links: Arc::clone(&links),
             metrics: Arc::clone(&options.metrics),
             slow: options.slow_apply,
         };
-        let machine = Machine::new(state.clone(), listeners)?;
+        let source = Source::new(state.clone(), Arc::clone(&options.generations), log.clone());
+        let machine = Machine::new(state.clone(), source, listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
         let network = Network { links: Arc::clone(&links) };
@@ -220,6 +228,7 @@ impl Node {
             state,
             read_index,
             applied,
+            replaced,
             leadership: Arc::new(Leadership::new(options.election_timeout)),
             links,
             forwarder,
@@ -277,6 +286,26 @@ impl Node {
         let mut applied = self.applied.clone();
         applied.mark_unchanged();
         AppliedChanges { applied, timeout: self.options.request_timeout }
+    }
+
+    /// Is told whenever the store was replaced by a peer's.
+    pub fn store_replacements(&self) -> watch::Receiver<()> {
+        self.replaced.clone()
+    }
+
+    /// The directories of the store.
+    pub(super) fn generations(&self) -> &Arc<Generations> {
+        &self.options.generations
+    }
+
+    /// Checks that a snapshot from a peer fits what is committed here, which openraft takes for granted.
+    pub(super) fn check_snapshot(&self, meta: &SnapshotMeta) -> Result<(), &'static str> {
+        let committed = self.raft.metrics().borrow_watched().local_committed;
+        let at = |log_id: Option<LogId>| log_id.map(|log_id| log_id.index());
+        if meta.last_log_id > committed && at(meta.last_log_id) <= at(committed) {
+            return Err("it contradicts what is committed");
+        }
+        Ok(())
     }
 
     /// True while this member leads.
@@ -452,10 +481,17 @@ fn stored_applied(state: &State) -> io::Result<Option<u64>> {
 }
 
 /// Checks that log and files belong together; true if neither holds anything.
-fn check_position(state: &State, recovered: &Recovered) -> Result<bool, StartError> {
+///
+/// `installed` is the last entry in files that a peer sent. They are put in place before the log is purged up to there, so
+/// a crash may leave them with a log that ends before: it then begins behind them.
+fn check_position(state: &State, recovered: &Recovered, installed: Option<u64>) -> Result<bool, StartError> {
     let applied = stored_applied(state)?;
     let next_to_apply = applied.map_or(0, |index| index + 1);
-    if next_to_apply < recovered.first_index || next_to_apply > recovered.next_index {
+    let just_installed = applied.is_some()
+        && applied == installed
+        && recovered.vote.is_some()
+        && recovered.next_index <= next_to_apply;
+    if !just_installed && (next_to_apply < recovered.first_index || next_to_apply > recovered.next_index) {
         return Err(StartError::Mismatch {
             first: recovered.first_index,
             last: i128::from(recovered.next_index) - 1,

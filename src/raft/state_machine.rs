@@ -10,18 +10,18 @@ use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, S
 use openraft::{EntryPayload, OptionalSend};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::codec;
 use super::network::Links;
 use super::outcomes::Outcomes;
+use super::snapshot::{self, Files, Source, stored_position};
 use super::types::{Applied, LogId, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::apply::{self, Compaction, LeaseChange, Run, State};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
 use crate::storage::mvcc::Store;
-use crate::storage::schema::{Family, MetaKey};
 use crate::telemetry::metrics::{Metrics, Operation};
 use crate::watch::Hub;
 
@@ -36,6 +36,8 @@ pub(crate) struct Listeners {
     pub(crate) compactions: mpsc::UnboundedSender<Compaction>,
     /// Index of the last applied entry, plus one.
     pub(crate) applied: watch::Sender<u64>,
+    /// Told when the store was replaced.
+    pub(crate) replaced: watch::Sender<()>,
     /// Who waits here for what another member wrote.
     pub(crate) outcomes: Arc<Outcomes>,
     pub(crate) links: Arc<Links>,
@@ -55,15 +57,16 @@ pub(crate) struct Machine {
 #[derive(Clone)]
 pub(crate) struct Flushed {
     state: State,
+    source: Arc<Source>,
     at: Arc<Mutex<SnapshotMeta>>,
 }
 
 impl Machine {
     /// Takes over an opened state, all of which is on disk.
-    pub(crate) fn new(state: State, listeners: Listeners) -> io::Result<Machine> {
+    pub(crate) fn new(state: State, source: Arc<Source>, listeners: Listeners) -> io::Result<Machine> {
         let (last_log_id, last_membership) = stored_position(&state.store())?;
         let at = Arc::new(Mutex::new(SnapshotMeta { last_log_id, last_membership }));
-        Ok(Machine { flushed: Flushed { state: state.clone(), at }, state, listeners })
+        Ok(Machine { flushed: Flushed { state: state.clone(), source, at }, state, listeners })
     }
 
     /// Applies one run and answers its callers, in this order: visible, published, answered.
@@ -146,6 +149,25 @@ impl Machine {
         Ok(())
     }
 
+    /// Puts a peer's store in the place of this member's, and everything that follows the store with it.
+    fn replace_store(&self, store: Arc<Store>, meta: &SnapshotMeta) -> io::Result<()> {
+        let Listeners { hub, deadlines, compactions, applied, replaced, links, .. } = &self.listeners;
+        let index = meta.last_log_id.map_or(0, |last| last.index());
+        let old = self.state.replace_store(Arc::clone(&store)).map_err(io::Error::other)?;
+        deadlines.lock().take_over(&self.state.leases.read(), clock::now(), Duration::ZERO);
+        links.follow_cluster(&self.state.cluster.read());
+        // Whoever waits for the compactions that this member has not applied itself: the files have them.
+        let compacted = store.compacted();
+        let _ = compactions.send(Compaction { previous: compacted, revision: compacted });
+        *self.flushed.at.lock() = meta.clone();
+        info!(index, revision = store.revision(), "a peer's files are in place");
+        hub.reset(store);
+        applied.send_replace(index + 1);
+        replaced.send_replace(());
+        tokio::spawn(snapshot::retire(old));
+        Ok(())
+    }
+
     /// Counts and logs what took long, without saying what was in it.
     fn warn_slow(&self, what: &str, entries: usize, took: Duration) {
         self.listeners.metrics.server.slow_apply.inc();
@@ -186,17 +208,8 @@ fn lap(since: &mut Instant) -> Duration {
     now.duration_since(std::mem::replace(since, now))
 }
 
-/// The position and membership that the store's records speak of.
-fn stored_position(store: &Store) -> io::Result<(Option<LogId>, StoredMembership)> {
-    let engine = store.engine();
-    let read = |key: MetaKey| engine.get(Family::Meta, &key.encode()).map_err(io::Error::other);
-    let applied = read(MetaKey::Applied)?.map(|bytes| codec::decode_log_id(&bytes)).transpose()?;
-    let membership = read(MetaKey::Membership)?.map(|bytes| codec::decode_membership(&bytes)).transpose()?;
-    Ok((applied, membership.unwrap_or_default()))
-}
-
 impl RaftStateMachine<TypeConfig> for Machine {
-    type SnapshotData = ();
+    type SnapshotData = Files;
     type SnapshotBuilder = Flushed;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
@@ -222,38 +235,47 @@ impl RaftStateMachine<TypeConfig> for Machine {
         self.flushed.clone()
     }
 
-    async fn install_snapshot(&mut self, _: &SnapshotMeta, (): ()) -> Result<(), io::Error> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "a one-member cluster has nobody to send it a snapshot",
-        ))
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, files: Files) -> Result<(), io::Error> {
+        let Files::Arrived(arrival) = files else {
+            return Err(io::Error::other("the files here are behind a snapshot of themselves"));
+        };
+        let store =
+            tokio::task::spawn_blocking(move || arrival.settle()).await.map_err(io::Error::other)??;
+        self.replace_store(store, meta)
     }
 
     async fn get_current_snapshot(
         &mut self,
-    ) -> Result<Option<Snapshot<LeaderTerm, u64, super::types::Peer, ()>>, io::Error> {
+    ) -> Result<Option<Snapshot<LeaderTerm, u64, super::types::Peer, Files>>, io::Error> {
         let meta = self.flushed.at.lock().clone();
-        Ok(meta.last_log_id.is_some().then_some(Snapshot { meta, snapshot: () }))
+        let source = Arc::clone(&self.flushed.source);
+        Ok(meta.last_log_id.is_some().then_some(Snapshot { meta, snapshot: Files::Here(source) }))
     }
 }
 
 type LeaderTerm = openraft::alias::CommittedLeaderIdOf<TypeConfig>;
 
 impl RaftSnapshotBuilder<TypeConfig> for Flushed {
-    type SnapshotData = ();
+    type SnapshotData = Files;
 
     /// Flushes the store: what was applied before the call is in its files afterwards.
     async fn build_snapshot(
         &mut self,
-    ) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, ()>, io::Error> {
+    ) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, Files>, io::Error> {
         let store = self.state.store();
         let (last_log_id, last_membership) = stored_position(&store)?;
         tokio::task::spawn_blocking(move || store.engine().flush())
             .await
             .map_err(io::Error::other)?
             .map_err(io::Error::other)?;
-        let meta = SnapshotMeta { last_log_id, last_membership };
-        *self.at.lock() = meta.clone();
-        Ok(Snapshot { meta, snapshot: () })
+        let meta = self.source.limit(SnapshotMeta { last_log_id, last_membership });
+        {
+            let mut at = self.at.lock();
+            // A peer's files may have been put in place meanwhile.
+            if meta.last_log_id > at.last_log_id {
+                *at = meta.clone();
+            }
+        }
+        Ok(Snapshot { meta, snapshot: Files::Here(Arc::clone(&self.source)) })
     }
 }

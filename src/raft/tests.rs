@@ -20,6 +20,7 @@ use crate::storage::EngineOptions;
 use crate::storage::data_dir::Identity;
 use crate::storage::mvcc::hash::RevisionHash;
 use crate::storage::mvcc::{Store, StoreOptions};
+use crate::storage::snapshot::Generations;
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
 
@@ -52,6 +53,7 @@ impl Member {
             request_timeout: Duration::from_secs(20),
             max_request_bytes: 1 << 20,
             keep_entries: 50,
+            generations: Arc::new(Generations::open(dir).expect("the directory opens")),
             metrics: Arc::new(Metrics::new(false)),
             slow_apply: Duration::from_secs(1),
         };

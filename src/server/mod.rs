@@ -29,6 +29,7 @@ use crate::proto::skegpb::MemberAttributes;
 use crate::raft::{Membership, Node, NodeOptions, PeerService};
 use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
+use crate::storage::snapshot::Generations;
 use crate::storage::{EngineOptions, Space};
 use crate::telemetry::metrics::Metrics;
 use crate::watch::{Hub, HubOptions};
@@ -174,7 +175,8 @@ impl Member {
         let space =
             Space::open(data_dir.root(), data_dir.log_dir()).context("see how much room the disk has")?;
         let space = Arc::new(space);
-        let state = open_state(config, &data_dir)?;
+        let generations = data_dir.generations()?;
+        let state = open_state(config, &generations)?;
         if state.cluster.read().is_removed(identity.member_id) {
             anyhow::bail!(
                 "the member has been permanently removed from the cluster: remove {} and add it anew",
@@ -200,6 +202,7 @@ impl Member {
             request_timeout,
             max_request_bytes: size(config.member.max_request_bytes),
             keep_entries: config.member.snapshot_catchup_entries,
+            generations: Arc::new(generations),
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
         let limits = limits(config);
@@ -285,12 +288,12 @@ impl Member {
     }
 }
 
-fn open_state(config: &Config, data_dir: &DataDir) -> anyhow::Result<State> {
+fn open_state(config: &Config, generations: &Generations) -> anyhow::Result<State> {
     let memory = &config.member.memory;
     let engine =
         EngineOptions { memtable_bytes: memory.memtable_bytes, block_cache_bytes: memory.block_cache_bytes };
     let options = StoreOptions { engine, heads_bytes: memory.metadata_cache_bytes };
-    let store = Arc::new(Store::open(&data_dir.store_dir(), options).context("open the store")?);
+    let store = Arc::new(Store::open(&generations.current_dir(), options).context("open the store")?);
     State::open(store).context("read the leases and members")
 }
 
@@ -326,13 +329,6 @@ fn spawn_tasks(
     let state = || context.state.clone();
     let node = || context.node.clone();
     let metrics = || Arc::clone(&context.metrics);
-    let counted = state().store();
-    let counting = async move {
-        match tokio::task::spawn_blocking(move || counted.build_counts()).await {
-            Ok(result) => result.map_err(anyhow::Error::from),
-            Err(error) => Err(anyhow::Error::from(error)),
-        }
-    };
     let hub = Arc::clone(&context.hub);
     let mut tasks = vec![
         supervised("catch-up", failed.clone(), async { Ok(crate::watch::catch_up(hub).await?) }),
@@ -340,7 +336,10 @@ fn spawn_tasks(
             let run = task::compaction::run(state(), compactions, metrics(), compaction_finished);
             async { Ok(run.await?) }
         }),
-        supervised("count index", failed, counting),
+        supervised("count index", failed, {
+            let run = task::counts::run(state(), node().store_replacements());
+            async { Ok(run.await?) }
+        }),
         tokio::spawn(task::disk_watch::watch_space(
             node(),
             context.state.clone(),

@@ -3,7 +3,7 @@
 //! ```text
 //! DATA-DIR/member/skeg/lock       held while a process uses the directory
 //!                      identity   member and cluster id, written once
-//!                      store/     RocksDB
+//!                      store/     RocksDB, or a later generation of it: `snapshot/generations`
 //!                      log/       the Raft log, or WAL-DIR if one is given
 //! ```
 
@@ -11,6 +11,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use super::snapshot::Generations;
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -116,9 +118,22 @@ impl DataDir {
         &self.root
     }
 
-    /// Where RocksDB lives.
-    pub fn store_dir(&self) -> PathBuf {
-        self.root.join("store")
+    /// The directories of the store, in which everything that is not the current one is removed.
+    ///
+    /// # Errors
+    /// [`DataDirError::Io`], also when it is not certain which one is the current one; nothing is removed then.
+    pub fn generations(&self) -> Result<Generations, DataDirError> {
+        let opened = Generations::open(&self.root);
+        opened.map_err(|source| DataDirError::Io {
+            action: "find the store in",
+            path: self.root.clone(),
+            source,
+        })
+    }
+
+    /// True if there is, or was, a store.
+    fn has_store(&self) -> bool {
+        self.root.join("store").exists() || self.root.join("generation").exists()
     }
 
     /// Where the Raft log lives.
@@ -135,7 +150,7 @@ impl DataDir {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if self.store_dir().exists() {
+                if self.has_store() {
                     return Err(DataDirError::Incomplete { path: self.root.clone() });
                 }
                 return Ok(None);

@@ -5,10 +5,11 @@
 //! always the state after some whole batch, and the batch itself says after which log entry.
 
 use std::ffi::{CStr, CString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use rocksdb::checkpoint::Checkpoint;
 use rocksdb::compaction_filter::{CompactionFilter, Decision};
 use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
 use rocksdb::{
@@ -113,6 +114,24 @@ pub struct Engine {
     db: DB,
     block_cache: Cache,
     dropped: Arc<AtomicU64>,
+    /// After `db`, for fields are dropped in order: the files go when nothing has them open any more.
+    files: Files,
+}
+
+/// The engine's directory, removed with the engine if that was asked for.
+struct Files {
+    dir: PathBuf,
+    discarded: AtomicBool,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if self.discarded.load(Ordering::Acquire)
+            && let Err(error) = std::fs::remove_dir_all(&self.dir)
+        {
+            warn!(dir = %self.dir.display(), %error, "a replaced store is not removed before the next start");
+        }
+    }
 }
 
 impl Engine {
@@ -128,7 +147,30 @@ impl Engine {
         compacted: Arc<AtomicI64>,
     ) -> Result<Engine, StorageError> {
         let block_cache = Cache::new_lru_cache(options.block_cache_bytes);
-        let dropped = Arc::new(AtomicU64::new(0));
+        Engine::open_with(dir, options, compacted, block_cache, Arc::default())
+    }
+
+    /// Opens the store in `dir` beside this one, whose cache and counters it shares.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_beside(
+        &self,
+        dir: &Path,
+        options: EngineOptions,
+        compacted: Arc<AtomicI64>,
+    ) -> Result<Engine, StorageError> {
+        let (block_cache, dropped) = (self.block_cache.clone(), Arc::clone(&self.dropped));
+        Engine::open_with(dir, options, compacted, block_cache, dropped)
+    }
+
+    fn open_with(
+        dir: &Path,
+        options: EngineOptions,
+        compacted: Arc<AtomicI64>,
+        block_cache: Cache,
+        dropped: Arc<AtomicU64>,
+    ) -> Result<Engine, StorageError> {
         let filters =
             DropUnreachable { compacted, dropped: Arc::clone(&dropped), name: c"drop-unreachable".into() };
         let families = Family::ALL.map(|family| {
@@ -138,7 +180,8 @@ impl Engine {
             )
         });
         let db = DB::open_cf_descriptors(&database_options(options)?, dir, families)?;
-        let engine = Engine { db, block_cache, dropped };
+        let files = Files { dir: dir.to_owned(), discarded: AtomicBool::new(false) };
+        let engine = Engine { db, block_cache, dropped, files };
         engine.check_format()?;
         Ok(engine)
     }
@@ -223,6 +266,20 @@ impl Engine {
         options.set_wait(true);
         let families = Family::ALL.map(|family| self.family(family));
         Ok(self.db.flush_cfs_opt(&families, &options)?)
+    }
+
+    /// Makes `dir`, with hard links to files that hold everything written so far and are never changed again.
+    ///
+    /// # Errors
+    /// [`StorageError::Engine`], also if `dir` exists or is on another file system.
+    pub fn link_files(&self, dir: &Path) -> Result<(), StorageError> {
+        self.flush()?;
+        Ok(Checkpoint::new(&self.db)?.create_checkpoint(dir)?)
+    }
+
+    /// Has the files removed when the engine is dropped.
+    pub fn discard(&self) {
+        self.files.discarded.store(true, Ordering::Release);
     }
 
     /// Rewrites all files without what no read can see any more. Reads and writes go on meanwhile.
@@ -348,6 +405,28 @@ fn is_kv_key(key: &[u8]) -> bool {
     key.len() > schema::REVISION_BYTES
 }
 
+/// Reads some records of family `meta` from files that nobody has open, changing none of them.
+///
+/// # Errors
+/// [`StorageError::Engine`] when the files are not a store.
+pub(super) fn read_meta<const N: usize>(
+    dir: &Path,
+    keys: [MetaKey; N],
+) -> Result<[Option<Vec<u8>>; N], StorageError> {
+    let mut options = Options::default();
+    options.set_max_open_files(16);
+    options.set_keep_log_file_num(1);
+    options.set_skip_stats_update_on_db_open(true);
+    let families = [rocksdb::DEFAULT_COLUMN_FAMILY_NAME, Family::Meta.name()];
+    let db = DB::open_cf_for_read_only(&options, dir, families, false)?;
+    let family = db.cf_handle(Family::Meta.name()).expect("it was opened by this name");
+    let mut found = [const { None }; N];
+    for (value, key) in found.iter_mut().zip(keys) {
+        *value = db.get_cf(family, key.encode())?;
+    }
+    Ok(found)
+}
+
 /// Makes a filter for each compaction of `kv`.
 #[derive(Clone)]
 struct DropUnreachable {
@@ -427,6 +506,10 @@ impl Drop for UnreachableFilter {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.files.discarded.load(Ordering::Acquire) {
+            self.stop();
+            return;
+        }
         match self.flush() {
             Ok(()) => info!("storage flushed"),
             Err(error) => warn!(%error, "storage not flushed; the log has the rest"),

@@ -9,6 +9,7 @@ mod engine;
 pub mod log;
 pub mod mvcc;
 pub mod schema;
+pub mod snapshot;
 mod space;
 
 pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};

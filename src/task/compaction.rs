@@ -22,6 +22,10 @@ pub async fn run(
 ) -> Result<(), StorageError> {
     while let Some(compaction) = compactions.recv().await {
         let store = state.store();
+        if store.is_compaction_finished(compaction.revision) {
+            tell(&finished, compaction.revision);
+            continue;
+        }
         let started = clock::now();
         let work = tokio::task::spawn_blocking(move || {
             store.finish_compaction(compaction.previous, compaction.revision)?;
@@ -37,8 +41,16 @@ pub async fn run(
         }
         metrics.mvcc.compaction_millis.observe(clock::now().duration_since(started).as_secs_f64() * 1000.0);
         metrics.mvcc.compaction_last.set(i64::try_from(clock::unix_millis() / 1000).unwrap_or(i64::MAX));
-        finished.send_replace(compaction.revision);
+        tell(&finished, compaction.revision);
         info!(revision = compaction.revision, "finished compaction");
     }
     Ok(())
+}
+
+fn tell(finished: &watch::Sender<i64>, revision: i64) {
+    finished.send_if_modified(|known| {
+        let newer = revision > *known;
+        *known = revision.max(*known);
+        newer
+    });
 }

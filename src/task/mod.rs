@@ -2,6 +2,7 @@
 
 pub mod compaction;
 pub mod corruption_check;
+pub mod counts;
 pub mod disk_watch;
 pub mod flush;
 pub mod lease_checkpoint;

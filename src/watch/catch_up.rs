@@ -7,8 +7,8 @@ use super::group::View;
 use super::hub::{Encoder, Hub};
 use super::queue::Message;
 use crate::storage::StorageError;
-use crate::storage::mvcc::MvccError;
 use crate::storage::mvcc::read::{Change, Event, Wish};
+use crate::storage::mvcc::{MvccError, Store};
 use crate::storage::schema::SubRevision;
 
 /// Watchers served by one walk over history. etcd: `maxWatchersPerSync`.
@@ -71,8 +71,8 @@ impl Hub {
     ///
     /// Watchers whose history is gone are ended.
     pub(super) fn walks(&self) -> Vec<Vec<Candidate>> {
-        let compacted = self.store.compacted();
         let mut inner = self.inner.lock();
+        let compacted = inner.store.compacted();
         let gone: Vec<usize> = inner
             .behind
             .iter()
@@ -111,15 +111,18 @@ impl Hub {
     /// One walk over history for some watchers.
     pub(super) fn serve(&self, candidates: &[Candidate]) -> Result<(), StorageError> {
         let from = candidates.iter().map(|candidate| candidate.next_revision).min().unwrap_or(0);
-        let until = self.inner.lock().revision;
-        let walk = self.walk(candidates, from, until)?;
-        match self.store.check_readable(from) {
+        let (until, store) = {
+            let inner = self.inner.lock();
+            (inner.revision, Arc::clone(&inner.store))
+        };
+        let walk = walk(&store, candidates, from, until)?;
+        match store.check_readable(from) {
             Ok(()) => {}
             // Compacted meanwhile: the walk may have gaps. The next round tells whom it concerns.
             Err(MvccError::Compacted | MvccError::FutureRevision) => return Ok(()),
             Err(MvccError::Storage(error)) => return Err(error),
         }
-        let mut encoder = Encoder::new(&self.store, &walk.events);
+        let mut encoder = Encoder::new(&store, &walk.events);
         for candidate in candidates {
             let positions: Vec<usize> = walk
                 .events
@@ -150,37 +153,37 @@ impl Hub {
         }
         Ok(())
     }
+}
 
-    fn walk(&self, candidates: &[Candidate], from: i64, until: i64) -> Result<Walk, StorageError> {
-        let mut events: Vec<Event> = Vec::new();
-        let bytes = Cell::new(0);
-        let (mut changes, mut revisions) = (0, 0);
-        let (mut last, mut last_wanted) = (0, 0);
-        let mut reached = until;
-        let wants = |revision: SubRevision, key: &[u8], delete: bool| {
-            // A walk ends only between revisions: they are never torn.
-            if revision.main != last {
-                let full = revisions >= REVISIONS_PER_WALK || changes >= CHANGES_PER_WALK;
-                if full || bytes.get() >= BYTES_PER_WALK {
-                    reached = last;
-                    return Wish::Stop;
-                }
-                last = revision.main;
+fn walk(store: &Store, candidates: &[Candidate], from: i64, until: i64) -> Result<Walk, StorageError> {
+    let mut events: Vec<Event> = Vec::new();
+    let bytes = Cell::new(0);
+    let (mut changes, mut revisions) = (0, 0);
+    let (mut last, mut last_wanted) = (0, 0);
+    let mut reached = until;
+    let wants = |revision: SubRevision, key: &[u8], delete: bool| {
+        // A walk ends only between revisions: they are never torn.
+        if revision.main != last {
+            let full = revisions >= REVISIONS_PER_WALK || changes >= CHANGES_PER_WALK;
+            if full || bytes.get() >= BYTES_PER_WALK {
+                reached = last;
+                return Wish::Stop;
             }
-            changes += 1;
-            if !candidates.iter().any(|candidate| candidate.wants(revision.main, key, delete)) {
-                return Wish::Skip;
-            }
-            if last_wanted != revision.main {
-                last_wanted = revision.main;
-                revisions += 1;
-            }
-            Wish::Read
-        };
-        self.store.history(from, until, wants, |event| {
-            bytes.set(bytes.get() + event.size_bytes());
-            events.push(event);
-        })?;
-        Ok(Walk { events, reached })
-    }
+            last = revision.main;
+        }
+        changes += 1;
+        if !candidates.iter().any(|candidate| candidate.wants(revision.main, key, delete)) {
+            return Wish::Skip;
+        }
+        if last_wanted != revision.main {
+            last_wanted = revision.main;
+            revisions += 1;
+        }
+        Wish::Read
+    };
+    store.history(from, until, wants, |event| {
+        bytes.set(bytes.get() + event.size_bytes());
+        events.push(event);
+    })?;
+    Ok(Walk { events, reached })
 }

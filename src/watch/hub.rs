@@ -124,6 +124,8 @@ struct StreamState {
 }
 
 pub(super) struct Inner {
+    /// Where history is read.
+    pub(super) store: Arc<Store>,
     /// Everything at or below it has been published.
     pub(super) revision: i64,
     pub(super) groups: Groups,
@@ -136,7 +138,6 @@ pub(super) struct Inner {
 
 /// The meeting point of writers and watchers. Shared; nothing in it waits.
 pub struct Hub {
-    pub(super) store: Arc<Store>,
     pub(super) inner: Mutex<Inner>,
     /// Wakes the catch-up task.
     pub(super) work: Notify,
@@ -149,6 +150,7 @@ impl Hub {
     pub fn new(store: Arc<Store>, options: HubOptions) -> Hub {
         let inner = Inner {
             revision: store.revision(),
+            store,
             groups: Groups::default(),
             watchers: HashMap::new(),
             behind: HashSet::new(),
@@ -156,7 +158,7 @@ impl Hub {
             streams: HashMap::new(),
             next_stream: 0,
         };
-        Hub { store, inner: Mutex::new(inner), work: Notify::new(), queued: Arc::default(), options }
+        Hub { inner: Mutex::new(inner), work: Notify::new(), queued: Arc::default(), options }
     }
 
     /// Gives a committed run to its watchers. Runs come in order; every event's revision is at most `revision`.
@@ -174,7 +176,7 @@ impl Hub {
         for (at, event) in events.iter().enumerate() {
             inner.groups.watching(&event.key, |id| touched.entry(id).or_default().push(at));
         }
-        let mut encoder = Encoder::new(&self.store, events);
+        let mut encoder = Encoder::new(&inner.store, events);
         for (id, positions) in touched {
             let Some(group) = inner.groups.get(id) else { continue };
             let encoded = encoder.encode(&group.view, &positions)?;
@@ -205,8 +207,10 @@ impl Hub {
         Ok(())
     }
 
-    /// Moves every watcher back to history: the store was replaced under them.
-    pub fn reset(&self, revision: i64) {
+    /// Takes a newer store in the place of the one so far, and moves every watcher back to history, which the new store
+    /// has from where each of them was, or has compacted. What is being read from the old one is still given out: it is the
+    /// same history.
+    pub fn reset(&self, store: Arc<Store>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         for (slot, watcher) in &mut inner.watchers {
@@ -218,7 +222,8 @@ impl Hub {
                 inner.behind.insert(*slot);
             }
         }
-        inner.revision = revision;
+        inner.revision = store.revision();
+        inner.store = store;
         self.work.notify_one();
     }
 

@@ -5,6 +5,7 @@
 //! says has been delivered, must have been; only who fell below a compaction may be ended by one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::hub::{Hub, HubOptions, NewWatch, WatchStream};
 use super::queue::{Message, Outgoing};
 use crate::proto::mvccpb;
 use crate::storage::EngineOptions;
+use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{KeyRange, RangeEnd, Store, StoreOptions};
 
@@ -29,15 +31,17 @@ struct Writer {
     hub: Arc<Hub>,
     written: Vec<mvccpb::Event>,
     live: BTreeMap<Bytes, mvccpb::KeyValue>,
+    /// The store is a peer's, which writes unseen.
+    unseen: bool,
 }
 
 impl Writer {
-    fn new(dir: &std::path::Path) -> Writer {
+    fn new(dir: &Path) -> Writer {
         let engine = EngineOptions { memtable_bytes: 4 << 20, block_cache_bytes: 4 << 20 };
         let options = StoreOptions { engine, heads_bytes: 1 << 16 };
         let store = Arc::new(Store::open(dir, options).expect("the store opens"));
         let hub = Arc::new(Hub::new(Arc::clone(&store), HubOptions { queued_bytes_max: QUEUED_BYTES }));
-        Writer { store, hub, written: Vec::new(), live: BTreeMap::new() }
+        Writer { store, hub, written: Vec::new(), live: BTreeMap::new(), unseen: false }
     }
 
     /// Commits and publishes one run of transactions; a change without a value is a delete.
@@ -79,7 +83,25 @@ impl Writer {
             txn.finish();
         }
         let events = run.commit().expect("the run commits");
-        self.hub.publish(&events, self.store.revision()).expect("it is published");
+        self.publish(&events);
+    }
+
+    fn publish(&self, events: &[Event]) {
+        if !self.unseen {
+            self.hub.publish(events, self.store.revision()).expect("it is published");
+        }
+    }
+
+    /// Goes on with a copy of the store in `dir`, as of later: what `meanwhile` writes is seen only as history.
+    fn move_on(&mut self, dir: &Path, meanwhile: impl FnOnce(&mut Writer)) {
+        self.store.engine().link_files(dir).expect("the files are linked");
+        let successor = Arc::new(self.store.open_successor(dir).expect("the copy opens"));
+        let old = std::mem::replace(&mut self.store, successor);
+        self.unseen = true;
+        meanwhile(self);
+        self.unseen = false;
+        old.engine().discard();
+        self.hub.reset(Arc::clone(&self.store));
     }
 
     fn put(&mut self, key: &'static str, bytes: usize) {
@@ -91,7 +113,7 @@ impl Writer {
         let previous = run.compacted();
         run.compact(revision);
         run.commit().expect("the compaction commits");
-        self.hub.publish(&[], self.store.revision()).expect("it is published");
+        self.publish(&[]);
         self.store.finish_compaction(previous, revision).expect("the compaction finishes");
     }
 }
@@ -290,10 +312,10 @@ fn write(random: &mut fastrand::Rng, writer: &mut Writer) {
 async fn history(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let dir = tempfile::tempdir().expect("a directory");
-    let mut writer = Writer::new(dir.path());
+    let mut writer = Writer::new(&dir.path().join("store"));
     let catching_up = tokio::spawn(super::catch_up(Arc::clone(&writer.hub)));
     let mut clients: Vec<Client> = Vec::new();
-    for _ in 0..1500 {
+    for step in 0..1500 {
         match random.u8(..40) {
             0..14 => write(&mut random, &mut writer),
             14 if clients.len() < 12 => clients.push(Client {
@@ -312,13 +334,24 @@ async fn history(seed: u64) {
                     writer.compact(random.i64(from..=to));
                 }
             }
-            17 if random.u8(..10) == 0 => writer.hub.reset(writer.store.revision()),
+            17 if random.u8(..6) == 0 => {
+                let copy = dir.path().join(format!("copy-{step}"));
+                writer.move_on(&copy, |writer| {
+                    for _ in 0..random.usize(..5) {
+                        write(&mut random, writer);
+                    }
+                    let (from, to) = (writer.store.compacted().max(1) + 1, writer.store.revision());
+                    if random.u8(..3) == 0 && from <= to {
+                        writer.compact(random.i64(from..=to));
+                    }
+                });
+            }
             18..20 => tokio::time::sleep(Duration::from_millis(1)).await,
             _ if clients.is_empty() => {}
-            step => {
+            choice => {
                 let at = random.usize(..clients.len());
                 let client = &mut clients[at];
-                match step {
+                match choice {
                     20..23 => {
                         let request = request(&mut random, &writer);
                         client.asked.push(request.clone());
@@ -422,7 +455,7 @@ async fn a_level_watcher_is_still_level_after_a_reset() {
         writer.put("a", 1);
     }
     writer.compact(writer.store.revision());
-    writer.hub.reset(writer.store.revision());
+    writer.hub.reset(Arc::clone(&writer.store));
     for walk in writer.hub.walks() {
         writer.hub.serve(&walk).expect("history reads");
     }

@@ -17,6 +17,7 @@ mod describe;
 mod forward;
 mod links;
 mod service;
+mod snapshot;
 mod wire;
 
 use std::future::Future;
@@ -35,6 +36,7 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use tonic::Status;
+use tracing::warn;
 
 pub(crate) use channel::Timeouts;
 pub use channel::{Opened, dial};
@@ -43,7 +45,9 @@ pub(crate) use forward::{Answer, Forwarder};
 pub(crate) use links::{Link, Links, probe};
 pub use service::{Membership, PeerService};
 
+use super::snapshot::Files;
 use super::types::{Peer, TypeConfig};
+use crate::cluster::id::MemberId;
 use channel::{Channel, addressed};
 
 /// What a removed member is told; it ends then.
@@ -85,7 +89,7 @@ fn broken(error: &(impl std::error::Error + 'static)) -> Failure {
 }
 
 impl RaftNetworkV2<TypeConfig> for Connection {
-    type SnapshotData = ();
+    type SnapshotData = Files;
 
     async fn append_entries(
         &mut self,
@@ -150,13 +154,29 @@ impl RaftNetworkV2<TypeConfig> for Connection {
 
     async fn full_snapshot(
         &mut self,
-        _: VoteOf<TypeConfig>,
-        _: SnapshotOf<TypeConfig, ()>,
-        _: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        vote: VoteOf<TypeConfig>,
+        snapshot: SnapshotOf<TypeConfig, Files>,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
-        let error = io::Error::new(io::ErrorKind::Unsupported, "snapshots are not sent yet");
-        Err(StreamingError::Unreachable(Unreachable::new(&error)))
+        let Files::Here(source) = snapshot.snapshot else {
+            return Err(StreamingError::Closed(ReplicationClosed::new(
+                "another member's files are not sent on",
+            )));
+        };
+        let sent = tokio::select! {
+            closed = cancel => return Err(StreamingError::Closed(closed)),
+            sent = snapshot::send(&self.link, &mut self.channel, &vote, &snapshot.meta, &source) => sent,
+        };
+        match sent {
+            Ok(vote) => Ok(SnapshotResponse::new(vote)),
+            Err(error) => {
+                self.channel.close();
+                warn!(peer = %MemberId::new(self.link.member_id()), %error, "a snapshot is not sent");
+                // Unreachable, whatever it was: the next attempt then waits a moment.
+                Err(StreamingError::Unreachable(Unreachable::new(&error)))
+            }
+        }
     }
 
     fn backoff(&self) -> Option<Backoff> {

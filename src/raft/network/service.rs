@@ -12,11 +12,13 @@ use bytes::Bytes;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 
 use super::channel::{CLUSTER, FROM, MESSAGE_BYTES_MAX, PROTOCOL, PROTOCOL_VERSION, TO};
+use super::snapshot::{self, Receiving};
 use super::wire;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::proto::etcdserverpb;
@@ -39,6 +41,7 @@ const RESULTS_MAX: usize = 1024;
 pub struct PeerService {
     node: Node,
     members: Arc<dyn Fn() -> Membership + Send + Sync>,
+    receiving: Arc<Receiving>,
 }
 
 /// What [`PeerService`] tells of the cluster.
@@ -55,7 +58,7 @@ impl PeerService {
         node: Node,
         members: impl Fn() -> Membership + Send + Sync + 'static,
     ) -> PeerServer<PeerService> {
-        PeerServer::new(PeerService { node, members: Arc::new(members) })
+        PeerServer::new(PeerService { node, members: Arc::new(members), receiving: Arc::default() })
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
@@ -103,6 +106,7 @@ fn malformed(error: std::io::Error) -> Status {
 impl Peer for PeerService {
     type AppendStream = BoxStream<'static, Result<pb::AppendResponse, Status>>;
     type ProposeStream = Proposals;
+    type InstallSnapshotStream = ReceiverStream<Result<pb::SnapshotResponse, Status>>;
 
     async fn append(
         &self,
@@ -179,9 +183,12 @@ impl Peer for PeerService {
     async fn install_snapshot(
         &self,
         request: Request<Streaming<pb::SnapshotChunk>>,
-    ) -> Result<Response<pb::SnapshotResponse>, Status> {
-        self.check(&request)?;
-        Err(Status::unimplemented("snapshots are not taken yet"))
+    ) -> Result<Response<Self::InstallSnapshotStream>, Status> {
+        let from = MemberId::new(self.check(&request)?);
+        let (answers, outgoing) = mpsc::channel(2);
+        let (node, receiving) = (self.node.clone(), Arc::clone(&self.receiving));
+        tokio::spawn(snapshot::receive(node, receiving, from, request.into_inner(), answers));
+        Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 
     async fn propose(

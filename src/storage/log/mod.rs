@@ -78,6 +78,8 @@ use self::writer::Writer;
 
 /// The largest segment: offsets take 32 bits, and a late supply may let a segment grow to four times its size.
 const SEGMENT_LIMIT_BYTES: u64 = 1 << 30;
+/// The size at which a segment is usually closed.
+pub const SEGMENT_BYTES: u64 = 2 << 20;
 /// The smallest segment: below, the headers would outweigh the entries.
 const SEGMENT_MIN_BYTES: u64 = 4 << 10;
 
@@ -105,7 +107,7 @@ impl LogOptions {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
-            segment_bytes: 2 << 20,
+            segment_bytes: SEGMENT_BYTES,
             tail_bytes: 64 << 20,
             no_fsync: false,
             observer: None,

@@ -30,6 +30,11 @@ impl Store {
         Ok(())
     }
 
+    /// True if the second half of a compaction is done, here or on the member that the files are from.
+    pub fn is_compaction_finished(&self, compacted: i64) -> bool {
+        self.droppable.load(Ordering::Acquire) >= compacted
+    }
+
     /// Does the second half of a compaction from `previous` to `compacted`; scans all keys and flushes.
     pub fn finish_compaction(&self, previous: i64, compacted: i64) -> Result<(), StorageError> {
         self.keep_compaction_hash(previous, compacted)?;

@@ -81,7 +81,8 @@ pub struct Store {
     counts: Mutex<LiveCounts>,
     compaction_hashes: Mutex<CompactionHashes>,
     size_estimate: AtomicU64,
-    activity: Activity,
+    activity: Arc<Activity>,
+    options: StoreOptions,
 }
 
 impl Store {
@@ -92,6 +93,25 @@ impl Store {
     pub fn open(dir: &Path, options: StoreOptions) -> Result<Store, StorageError> {
         let droppable = Arc::new(AtomicI64::new(NEVER_COMPACTED));
         let engine = Engine::open(dir, options.engine, Arc::clone(&droppable))?;
+        Store::on(engine, droppable, options, Arc::default())
+    }
+
+    /// Opens the store in `dir` to take this one's place: with its settings, and counting on where it counts.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_successor(&self, dir: &Path) -> Result<Store, StorageError> {
+        let droppable = Arc::new(AtomicI64::new(NEVER_COMPACTED));
+        let engine = self.engine.open_beside(dir, self.options.engine, Arc::clone(&droppable))?;
+        Store::on(engine, droppable, self.options, Arc::clone(&self.activity))
+    }
+
+    fn on(
+        engine: Engine,
+        droppable: Arc<AtomicI64>,
+        options: StoreOptions,
+        activity: Arc<Activity>,
+    ) -> Result<Store, StorageError> {
         let revision = read_revision(&engine, MetaKey::Revision)?.unwrap_or(FIRST_REVISION);
         let compacted = read_revision(&engine, MetaKey::Compacted)?.unwrap_or(NEVER_COMPACTED);
         droppable.store(compacted, Ordering::Release);
@@ -105,7 +125,8 @@ impl Store {
             counts: Mutex::new(LiveCounts::unbuilt()),
             compaction_hashes: Mutex::default(),
             size_estimate: AtomicU64::new(size),
-            activity: Activity::default(),
+            activity,
+            options,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Several members: founding, electing, changing the membership, and what each end of a process leaves.
 
+mod catch_up;
 mod change;
 mod corrupt;
 mod disk;
