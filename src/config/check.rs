@@ -215,8 +215,23 @@ fn log_output(name: &str) -> Result<LogOutput, Refusal> {
         "stdout" => LogOutput::Stdout,
         "systemd/journal" => LogOutput::Journal,
         "" => return invalid("--log-outputs has an empty name"),
-        path => LogOutput::File(PathBuf::from(path)),
+        name => LogOutput::File(log_file(name)?),
     })
+}
+
+/// The path of a log: as it is, or as a `file` URL; other URLs are of nothing that can be logged to.
+fn log_file(name: &str) -> Result<PathBuf, Refusal> {
+    let host_and_path =
+        name.strip_prefix("file://").map(|rest| rest.split_at(rest.find('/').unwrap_or(rest.len())));
+    match host_and_path {
+        Some(("" | "localhost", path)) if !path.contains(['?', '#']) => Ok(PathBuf::from(path)),
+        Some(_) => invalid(format!("--log-outputs: {name:?} is not file:// and a path alone")),
+        // A path can have a colon, but a URL has it before the first slash.
+        None if name.split('/').next().is_some_and(|first| first.contains(':')) => {
+            invalid(format!("--log-outputs: {name:?} is of a scheme that cannot be logged to"))
+        }
+        None => Ok(PathBuf::from(name)),
+    }
 }
 
 fn check_rotation(values: &Values, outputs: &[LogOutput]) -> Result<(), Refusal> {

@@ -167,6 +167,9 @@ fn what_does_not_fit_together_is_refused() {
     refuses(&["--log-level=loud"], "--log-level");
     refuses(&["--log-format=xml"], "--log-format");
     refuses(&["--log-outputs=default,stderr"], "--log-outputs");
+    for url in ["nothing:x", "http://x/y", "file:x.log", "file://host/x", "file:///x?y", "stdout,a:b"] {
+        refuses(&[&format!("--log-outputs={url}")], "--log-outputs");
+    }
     refuses(&["--enable-log-rotation"], "--log-outputs");
     refuses(&["--listen-peer-urls=https://127.0.0.1:1"], "TLS is not served yet");
     refuses(&["--skeg-watch-ring-bytes=0"], "--skeg-watch-ring-bytes");
@@ -245,6 +248,10 @@ fn log_outputs_are_places() {
     let outputs = |flag: &str| config(&[flag]).log.outputs;
     assert_eq!(outputs("--log-outputs=stdout,stderr,stdout"), [LogOutput::Stderr, LogOutput::Stdout]);
     assert_eq!(outputs("--log-outputs=/var/log/s"), [LogOutput::File("/var/log/s".into())]);
+    for name in ["file:///var/log/s", "file://localhost/var/log/s"] {
+        assert_eq!(outputs(&format!("--log-outputs={name}")), [LogOutput::File("/var/log/s".into())]);
+    }
+    assert_eq!(outputs("--log-outputs=/a/b:c"), [LogOutput::File("/a/b:c".into())]);
     assert!(outputs("--log-outputs=/dev/null,stderr").is_empty());
     assert_eq!(config(&["--log-level=WARN"]).log.level, LogLevel::Warn);
 }
