@@ -50,7 +50,8 @@ const ACK_HEADER: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// Both ends of a coalescing connection: the socket as the connection sees it, and the loop that runs the connection.
 pub(super) fn coalesce<T>(socket: T, pings: Arc<Pings>) -> (Buffered<T>, Flusher<T>) {
-    let shared = Arc::new(Mutex::new(Shared { socket, buffer: BytesMut::new(), in_frame: false }));
+    let shared = Shared { socket, buffer: BytesMut::new(), in_frame: false, pings: Arc::clone(&pings) };
+    let shared = Arc::new(Mutex::new(shared));
     (Buffered(Arc::clone(&shared)), Flusher { shared, pings })
 }
 
@@ -59,6 +60,7 @@ struct Shared<T> {
     buffer: BytesMut,
     /// The socket took a part of what was given, so the next byte may belong to the same frame.
     in_frame: bool,
+    pings: Arc<Pings>,
 }
 
 impl<T: Write + Unpin> Shared<T> {
@@ -76,6 +78,9 @@ impl<T: Write + Unpin> Shared<T> {
 
     fn poll_put(&mut self, task: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let total = parts.iter().map(|part| part.len()).sum::<usize>();
+        if !parts.iter().all(|part| is_only_acks(part)) {
+            self.pings.note_answer();
+        }
         if self.buffer.is_empty() && total >= STRAIGHT_BYTES {
             let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(task, parts))?;
             self.in_frame = written < total;
@@ -106,9 +111,13 @@ impl<T: Write + Unpin> Shared<T> {
     }
 
     fn holds_only_acks(&self) -> bool {
-        self.buffer.len().is_multiple_of(ACK_BYTES)
-            && self.buffer.chunks(ACK_BYTES).all(|frame| frame.starts_with(&ACK_HEADER))
+        is_only_acks(&self.buffer)
     }
+}
+
+fn is_only_acks(bytes: &[u8]) -> bool {
+    bytes.len().is_multiple_of(ACK_BYTES)
+        && bytes.chunks(ACK_BYTES).all(|frame| frame.starts_with(&ACK_HEADER))
 }
 
 /// The socket as the connection sees it.

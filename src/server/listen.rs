@@ -214,7 +214,7 @@ impl Service<http::Request<Incoming>> for Guest {
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         let call = self.pings.open_call();
         let answer = self.answer(request);
-        Box::pin(async move { Ok(call.answers(answer.await)) })
+        Box::pin(async move { Ok(call.lasts_with(answer.await)) })
     }
 }
 

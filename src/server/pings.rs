@@ -4,7 +4,7 @@
 //! ```text
 //! socket ──> Heard: frames ──> ping? ─┬─ something was answered since the last: forgiven
 //!                                     └─ else too soon: a strike; at the third GOAWAY "too_many_pings" (coalesce)
-//! answers ──> Answering: a call is open, something was answered
+//! calls ──> Answering: one is open             writes (coalesce): something was answered
 //! ```
 //!
 //! The HTTP/2 library answers pings and shows them to nobody, so frames are found in what is read; only their headers are
@@ -70,6 +70,12 @@ impl Pings {
         OpenCall(Arc::clone(self))
     }
 
+    /// Notes that more than acknowledgements was written. A client that measures a connection pings as often as it hears of it,
+    /// so each write forgives one; what a call has answered says nothing of when it goes out.
+    pub(super) fn note_answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
     /// The client's last stream, once it has pinged too often.
     pub(super) fn too_many(&self) -> Option<u32> {
         self.too_many.load(Ordering::Relaxed).then(|| self.last_stream.load(Ordering::Relaxed))
@@ -80,14 +86,9 @@ impl Pings {
 pub(super) struct OpenCall(Arc<Pings>);
 
 impl OpenCall {
-    /// The response, noting what is sent of it.
-    pub(super) fn answers(self, response: http::Response<ResponseBody>) -> http::Response<Answering> {
-        self.note_answer();
-        response.map(|inner| Answering { inner, call: self })
-    }
-
-    fn note_answer(&self) {
-        self.0.answered.store(true, Ordering::Relaxed);
+    /// The response, with which the call lasts.
+    pub(super) fn lasts_with(self, response: http::Response<ResponseBody>) -> http::Response<Answering> {
+        response.map(|inner| Answering { inner, _call: self })
     }
 }
 
@@ -100,7 +101,7 @@ impl Drop for OpenCall {
 /// The body of a response.
 pub(super) struct Answering {
     inner: ResponseBody,
-    call: OpenCall,
+    _call: OpenCall,
 }
 
 impl Body for Answering {
@@ -111,10 +112,7 @@ impl Body for Answering {
         self: Pin<&mut Self>,
         task: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = self.get_mut();
-        let frame = ready!(Pin::new(&mut this.inner).poll_frame(task));
-        this.call.note_answer();
-        Poll::Ready(frame)
+        Pin::new(&mut self.get_mut().inner).poll_frame(task)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -343,8 +341,7 @@ mod tests {
         let mut connection = connection();
         for _ in 0..3 {
             assert_eq!(ping(&mut connection, &[Duration::ZERO; 2]), None);
-            let call = connection.0.open_call();
-            drop(call.answers(http::Response::new(tonic::body::Body::empty().into())));
+            connection.0.note_answer();
             assert_eq!(ping(&mut connection, &[Duration::ZERO]), None);
         }
         assert_eq!(ping(&mut connection, &[Duration::ZERO; 4]), Some(2));
