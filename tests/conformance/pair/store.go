@@ -174,7 +174,7 @@ func (s *Store) launch() error {
 }
 
 // awaitReady waits until gRPC is answered, which opens the connection so that no test pays for its back-off, and until the
-// cluster version is known, which etcd proposes just after it is ready.
+// storage has the version of the server: etcd raises it in the background after it is ready.
 func (s *Store) awaitReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
@@ -187,7 +187,7 @@ func (s *Store) awaitReady() error {
 	}()
 	for ctx.Err() == nil {
 		status, err := pb.NewMaintenanceClient(s.Conn).Status(ctx, &pb.StatusRequest{})
-		if err == nil && status.StorageVersion != "" {
+		if err == nil && status.StorageVersion == status.Version[:strings.LastIndexByte(status.Version, '.')]+".0" {
 			return nil
 		}
 		s.Conn.ResetConnectBackoff()
