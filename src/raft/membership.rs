@@ -19,6 +19,7 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::raft::Precondition;
 use tracing::{info, warn};
 
+use super::network::FORGOT;
 use super::node::Node;
 use super::types::{Membership, Peer, TypeConfig};
 use crate::clock;
@@ -171,7 +172,7 @@ impl Node {
     /// # Errors
     /// See [`TransferError`]; this member may lead on, or soon somebody else.
     pub async fn transfer_leadership(&self, to: u64) -> Result<(), TransferError> {
-        if !self.is_leader() {
+        if self.leader() != self.options.identity.member_id {
             return Err(TransferError::NotLeader);
         }
         if !self.voters().contains(&to) {
@@ -216,6 +217,14 @@ impl Node {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Waits until a peer shows that this member has lost part of its log; gives what it says.
+    pub async fn forgot(&self) -> &'static str {
+        while !self.links.has_forgotten() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        FORGOT
     }
 
     /// True if this member has a place in Raft's membership as last committed.

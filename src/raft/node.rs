@@ -157,8 +157,8 @@ pub struct Node {
     pub(super) counts: Arc<NodeCounts>,
     pub(super) deadlines: Arc<Mutex<Deadlines>>,
     pub(super) options: Arc<NodeOptions>,
-    /// Senders that were refused, and logged.
-    refused: Arc<Mutex<BTreeSet<u64>>>,
+    /// Refusals of peers that were logged.
+    refused: Arc<Mutex<BTreeSet<String>>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -326,11 +326,11 @@ impl Node {
         }
     }
 
-    /// Notes that a sender was refused; true the first time.
-    pub(super) fn note_refused(&self, sender: u64) -> bool {
+    /// Notes that something was refused; true the first time.
+    pub(super) fn note_refused(&self, refusal: &str) -> bool {
         const REMEMBERED_MAX: usize = 1024;
         let mut refused = self.refused.lock();
-        refused.len() < REMEMBERED_MAX && refused.insert(sender)
+        refused.len() < REMEMBERED_MAX && refused.insert(refusal.to_owned())
     }
 
     /// True for a member that was removed from the cluster.

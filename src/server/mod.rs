@@ -261,6 +261,7 @@ impl Member {
         tokio::select! {
             Some(failure) = failures.recv() => failure,
             reason = self.context.node.failed() => anyhow::anyhow!("consensus has stopped: {reason}"),
+            reason = self.context.node.forgot() => anyhow::anyhow!(reason),
         }
     }
 

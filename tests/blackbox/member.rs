@@ -24,6 +24,7 @@ pub(crate) struct Member {
     environment: Vec<(String, String)>,
     client_port: u16,
     peer_port: u16,
+    peer_url: String,
     running: Option<Running>,
 }
 
@@ -47,6 +48,7 @@ impl Member {
             environment: Vec::new(),
             client_port,
             peer_port,
+            peer_url: peer.clone(),
             running: None,
         };
         member.set("data-dir", directory.join("data").to_str().expect("a path in UTF-8"));
@@ -73,6 +75,11 @@ impl Member {
         self.directory.join("data/member/skeg")
     }
 
+    /// Its data directory.
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
     /// The unix socket on which it listens as well.
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join("socket")
@@ -83,9 +90,20 @@ impl Member {
         format!("127.0.0.1:{}", self.client_port)
     }
 
+    /// The port on which it listens for other members.
+    pub(crate) fn peer_port(&self) -> u16 {
+        self.peer_port
+    }
+
     /// Its URL for other members.
     pub(crate) fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer_port)
+        self.peer_url.clone()
+    }
+
+    /// Has the other members reach it elsewhere than where it listens.
+    pub(crate) fn advertise_peer_url(&mut self, url: &str) {
+        url.clone_into(&mut self.peer_url);
+        self.set("initial-advertise-peer-urls", url);
     }
 
     /// True while its process has not been waited for.
@@ -203,7 +221,10 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         if self.running.is_some() {
-            self.kill();
+            let (_, log) = self.kill();
+            if thread::panicking() {
+                println!("log of {}:\n{log}", self.directory.display());
+            }
         }
     }
 }

@@ -85,6 +85,7 @@ type Sent = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>>;
 /// An open stream to a leader.
 struct Route {
     leader: u64,
+    nonce: u64,
     requests: mpsc::Sender<ProposeRequest>,
     sent: Sent,
 }
@@ -116,7 +117,9 @@ async fn run(links: Arc<Links>, mut queue: mpsc::Receiver<Proposal>) {
                 None => Err(answers),
             };
             match (waits, &route) {
-                (Ok(()), Some(route)) => route.send(ProposeRequest { commands }).await,
+                (Ok(()), Some(route)) => {
+                    route.send(ProposeRequest { commands, nonce: route.nonce }).await;
+                }
                 (Err(unsent), _) => {
                     for (_, answer) in unsent {
                         let _ = answer.send(Answer::NotLeader);
@@ -158,10 +161,11 @@ async fn open(channel: &mut Channel, link: &Arc<Link>) -> Option<Route> {
     let (requests, outgoing) = mpsc::channel(MESSAGES_MAX);
     let answered = client.propose(addressed(link, ReceiverStream::new(outgoing))).await;
     link.note(answered.as_ref().err());
-    let answers = answered.ok()?.into_inner();
+    let mut answers = answered.ok()?.into_inner();
+    let nonce = answers.message().await.ok()??.nonce;
     let sent = Sent::new(Mutex::new(Some(HashMap::new())));
     tokio::spawn(take_answers(answers, Arc::clone(&sent)));
-    Some(Route { leader: link.member_id(), requests, sent })
+    Some(Route { leader: link.member_id(), nonce, requests, sent })
 }
 
 /// Hands out answers until the stream ends; what is left then is in doubt.

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use super::REMOVED;
 use super::channel::{Channel, Client, Timeouts, addressed, is_refusal};
+use super::{FORGOT, REMOVED};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::id::MemberId;
@@ -25,7 +25,25 @@ pub(crate) struct Links {
     identity: Identity,
     timeouts: Timeouts,
     links: RwLock<BTreeMap<u64, Arc<Link>>>,
-    expelled: Arc<AtomicBool>,
+    verdict: Arc<Verdict>,
+    /// The highest index that a leader has said is committed.
+    committed: AtomicU64,
+}
+
+/// What a peer said of this member.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    removed: AtomicBool,
+    forgot: AtomicBool,
+}
+
+/// What a peer has acknowledged to this member as the leader of a term.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acknowledged {
+    term: u64,
+    index: u64,
+    /// It no longer has it.
+    forgot: bool,
 }
 
 /// One peer.
@@ -37,8 +55,8 @@ pub(crate) struct Link {
     /// For short questions: votes, indexes, leases. Replication has connections of its own.
     control: tokio::sync::Mutex<Channel>,
     contact: Mutex<Contact>,
-    /// A peer said that this member was removed.
-    expelled: Arc<AtomicBool>,
+    acknowledged: Mutex<Acknowledged>,
+    verdict: Arc<Verdict>,
 }
 
 /// What is known of a peer's health.
@@ -52,12 +70,33 @@ struct Contact {
 
 impl Links {
     pub(crate) fn new(identity: Identity, timeouts: Timeouts) -> Links {
-        Links { identity, timeouts, links: RwLock::default(), expelled: Arc::default() }
+        Links {
+            identity,
+            timeouts,
+            links: RwLock::default(),
+            verdict: Arc::default(),
+            committed: AtomicU64::new(0),
+        }
     }
 
     /// True once a peer has said that this member was removed.
     pub(crate) fn is_expelled(&self) -> bool {
-        self.expelled.load(Ordering::Relaxed)
+        self.verdict.removed.load(Ordering::Relaxed)
+    }
+
+    /// True once a peer has said that this member has forgotten what it acknowledged.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.verdict.forgot.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of what a leader says is committed.
+    pub(crate) fn heard_committed(&self, index: u64) {
+        self.committed.fetch_max(index, Ordering::Relaxed);
+    }
+
+    /// True if a log that ends there lacks something that was committed: its member can lead nobody.
+    pub(crate) fn lacks_committed(&self, last: u64) -> bool {
+        last < self.committed.load(Ordering::Relaxed)
     }
 
     /// The link to a member, if it is known.
@@ -77,7 +116,7 @@ impl Links {
         }
         let mut links = self.links.write();
         Arc::clone(links.entry(member_id).or_insert_with(|| {
-            Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.expelled))
+            Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict))
         }))
     }
 
@@ -101,13 +140,7 @@ impl Links {
                 None => {
                     links.insert(
                         id,
-                        Link::new(
-                            self.identity,
-                            id,
-                            self.timeouts,
-                            urls.to_vec(),
-                            Arc::clone(&self.expelled),
-                        ),
+                        Link::new(self.identity, id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict)),
                     );
                 }
             }
@@ -131,7 +164,7 @@ impl Link {
         member_id: u64,
         timeouts: Timeouts,
         urls: Vec<String>,
-        expelled: Arc<AtomicBool>,
+        verdict: Arc<Verdict>,
     ) -> Arc<Link> {
         Arc::new(Link {
             identity,
@@ -140,7 +173,8 @@ impl Link {
             urls: RwLock::new(urls),
             control: tokio::sync::Mutex::default(),
             contact: Mutex::default(),
-            expelled,
+            acknowledged: Mutex::default(),
+            verdict,
         })
     }
 
@@ -173,6 +207,27 @@ impl Link {
     pub(crate) fn answers_for(&self) -> Option<Duration> {
         let since = self.contact.lock().answers_since?;
         Some(clock::now().duration_since(since))
+    }
+
+    /// Takes note that the peer holds the log up to `index` as the leader of `term` has it.
+    pub(super) fn acknowledges(&self, term: u64, index: u64) {
+        let mut acknowledged = self.acknowledged.lock();
+        if acknowledged.term != term || index >= acknowledged.index {
+            *acknowledged = Acknowledged { term, index, forgot: false };
+        }
+    }
+
+    /// Takes note that the peer does not hold `index` as the leader of `term` has it; true if it has acknowledged that it
+    /// does. A log only ever loses what another leader's replaces, and that leader's term is another.
+    pub(super) fn lacks(&self, term: u64, index: u64) -> bool {
+        let mut acknowledged = self.acknowledged.lock();
+        acknowledged.forgot |= acknowledged.term == term && index <= acknowledged.index;
+        acknowledged.forgot
+    }
+
+    /// True if the peer has forgotten what it acknowledged.
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.acknowledged.lock().forgot
     }
 
     /// Asks on the shared connection.
@@ -217,7 +272,10 @@ impl Link {
             Some(status) => {
                 let reason = status.message();
                 if is_refusal(status) && reason == REMOVED {
-                    self.expelled.store(true, Ordering::Relaxed);
+                    self.verdict.removed.store(true, Ordering::Relaxed);
+                }
+                if is_refusal(status) && reason == FORGOT {
+                    self.verdict.forgot.store(true, Ordering::Relaxed);
                 }
                 if contact.answers_since.take().is_some() {
                     warn!(%peer, reason, "peer became inactive");

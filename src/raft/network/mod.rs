@@ -32,8 +32,8 @@ use openraft::base::{BoxFuture, BoxStream};
 use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult, TransferLeaderRequest,
-    TransferLeaderResponse, VoteRequest, VoteResponse,
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError, StreamAppendResult,
+    TransferLeaderRequest, TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use tonic::Status;
 use tracing::warn;
@@ -53,6 +53,10 @@ use channel::{Channel, addressed};
 /// What a removed member is told; it ends then.
 const REMOVED: &str = "the member has been permanently removed from the cluster";
 
+/// What a member is told whose log no longer holds what it acknowledged; it ends then. openraft would end the leader.
+pub(crate) const FORGOT: &str = "the member has forgotten entries that it acknowledged: its data directory is an old copy, or \
+    was lost; remove the member and add it anew";
+
 /// Pause before a peer that could not be reached is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 /// Longest such pause.
@@ -67,6 +71,7 @@ pub(crate) struct Network {
 
 /// What openraft's tasks talk to one peer through; each has its own.
 pub(crate) struct Connection {
+    links: Arc<Links>,
     link: Arc<Link>,
     /// For streams of entries.
     channel: Channel,
@@ -76,7 +81,11 @@ impl RaftNetworkFactory<TypeConfig> for Network {
     type Network = Connection;
 
     async fn new_client(&mut self, target: u64, node: &Peer) -> Connection {
-        Connection { link: self.links.ensure(target, &node.peer_urls), channel: Channel::default() }
+        Connection {
+            links: Arc::clone(&self.links),
+            link: self.links.ensure(target, &node.peer_urls),
+            channel: Channel::default(),
+        }
     }
 }
 
@@ -117,6 +126,7 @@ impl RaftNetworkV2<TypeConfig> for Connection {
             let Some(first) = input.next().await else {
                 return Ok(Box::pin(futures::stream::empty()) as BoxStream<'s, _>);
             };
+            let term = first.vote.leader_id().term;
             let input = futures::stream::once(std::future::ready(first)).chain(input);
             let mut client = self.channel.open(&self.link).await.map_err(|error| unreachable(&error))?;
             let requests = addressed(&self.link, input.map(wire::append_to_proto));
@@ -129,8 +139,10 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                     return Err(unreachable(&status));
                 }
             };
-            let answers = answers.map_err(|status: Status| broken(&status)).and_then(|answer| {
-                std::future::ready(wire::appended_from_proto(answer).map_err(|error| broken(&error)))
+            let link = Arc::clone(&self.link);
+            let answers = answers.map_err(|status: Status| broken(&status)).and_then(move |answer| {
+                let answer = wire::appended_from_proto(answer).map_err(|error| broken(&error));
+                std::future::ready(answer.and_then(|answer| remembered(&link, term, answer)))
             });
             Ok(Box::pin(answers) as BoxStream<'s, _>)
         })
@@ -200,12 +212,31 @@ impl RaftNetworkV2<TypeConfig> for Connection {
     }
 }
 
+/// Compares an answer with what the peer has acknowledged in the same term, which openraft takes for granted.
+fn remembered(
+    link: &Link,
+    term: u64,
+    answer: StreamAppendResult<TypeConfig>,
+) -> Result<StreamAppendResult<TypeConfig>, Failure> {
+    match &answer {
+        Ok(Some(last)) => link.acknowledges(term, last.index()),
+        Err(StreamAppendError::Conflict(at)) if link.lacks(term, at.index()) => {
+            return Err(unreachable(&io::Error::other(FORGOT)));
+        }
+        _ => {}
+    }
+    Ok(answer)
+}
+
 impl Connection {
     async fn ask_vote(
         &self,
         request: &VoteRequest<TypeConfig>,
         pre_vote: bool,
     ) -> Result<VoteResponse<TypeConfig>, Failure> {
+        if self.links.lacks_committed(request.last_log_id.as_ref().map_or(0, |last| last.index())) {
+            return Err(unreachable(&io::Error::other("this member lacks what is committed")));
+        }
         let request = wire::vote_request_to_proto(request, pre_vote);
         let answer = self.link.ask(request, async |client, request| client.ask_vote(request).await).await;
         let answer = answer.map_err(|status| unreachable(&status))?;

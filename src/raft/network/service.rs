@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
+use openraft::async_runtime::WatchReceiver;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,6 +21,7 @@ use tracing::warn;
 use super::channel::{CLUSTER, FROM, MESSAGE_BYTES_MAX, PROTOCOL, PROTOCOL_VERSION, TO};
 use super::snapshot::{self, Receiving};
 use super::wire;
+use crate::clock;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::proto::etcdserverpb;
 use crate::proto::server::peer_server::{Peer, PeerServer};
@@ -67,30 +69,39 @@ impl PeerService {
     fn check<T>(&self, request: &Request<T>) -> Result<u64, Status> {
         let field = |name: &'static str| {
             let value = request.metadata().get(name).and_then(|value| value.to_str().ok());
-            value.ok_or_else(|| Status::permission_denied(format!("not a peer: {name} is missing")))
+            value.ok_or_else(|| format!("{name} is missing"))
         };
         let id = |name: &'static str| {
-            let value = u64::from_str_radix(field(name)?, 16);
-            value.map_err(|_| Status::permission_denied(format!("not a peer: {name} is no id")))
+            u64::from_str_radix(field(name)?, 16).map_err(|_| format!("{name} is no id"))
         };
         let identity = self.node.identity();
-        let protocol = field(PROTOCOL)?;
-        if protocol != PROTOCOL_VERSION {
-            let text = format!("peer protocol {protocol} is not spoken here, only {PROTOCOL_VERSION}");
-            return Err(Status::failed_precondition(text));
-        }
-        let (cluster, from, to) = (id(CLUSTER)?, id(FROM)?, id(TO)?);
+        let named = || {
+            let protocol = field(PROTOCOL)?;
+            if protocol != PROTOCOL_VERSION {
+                return Err(format!("peer protocol {protocol} is not spoken here, only {PROTOCOL_VERSION}"));
+            }
+            Ok((id(CLUSTER)?, id(FROM)?, id(TO)?))
+        };
+        let (cluster, from, to) = named().map_err(|wrong| {
+            let refusal = format!("not a peer: {wrong}");
+            if self.node.note_refused(&refusal) {
+                warn!(refusal, "refused a peer");
+            }
+            Status::permission_denied(refusal)
+        })?;
         let refusal = if cluster != identity.cluster_id {
             format!("cluster ID mismatch: here it is {}", ClusterId::new(identity.cluster_id))
         } else if to != identity.member_id {
             format!("the member here is {}", MemberId::new(identity.member_id))
         } else if self.node.is_removed(from) {
             super::REMOVED.to_owned()
+        } else if self.node.links.get(from).is_some_and(|link| link.has_forgotten()) {
+            super::FORGOT.to_owned()
         } else {
             return Ok(from);
         };
-        if self.node.note_refused(from) {
-            let (sender, cluster) = (MemberId::new(from), ClusterId::new(cluster));
+        let (sender, cluster) = (MemberId::new(from), ClusterId::new(cluster));
+        if self.node.note_refused(&format!("{sender}: {refusal}")) {
             warn!(%sender, %cluster, refusal, "refused a peer");
         }
         Err(Status::failed_precondition(refusal))
@@ -143,7 +154,12 @@ impl Peer for PeerService {
             }
         });
         let vote_seen = node.clone();
-        let requests = requests.inspect(move |request| vote_seen.heard_from(&request.vote));
+        let requests = requests.inspect(move |request| {
+            vote_seen.heard_from(&request.vote);
+            if let Some(committed) = &request.leader_commit {
+                vote_seen.links.heard_committed(committed.index());
+            }
+        });
         let answers = node.raft().stream_append(requests).map(move |answer| {
             drop(held.lock().pop_front());
             match answer {
@@ -163,6 +179,13 @@ impl Peer for PeerService {
         let pre_vote = request.pre_vote;
         let asked = wire::vote_request_from_proto(request).map_err(malformed)?;
         let raft = self.node.raft();
+        // What is committed and neither has can be on few members only, some of which may have forgotten that they have it.
+        let links = &self.node.links;
+        let candidate = asked.last_log_id.as_ref().map_or(0, |last| last.index());
+        let here = raft.metrics().borrow_watched().last_log_index.unwrap_or(0);
+        if links.lacks_committed(candidate) && links.lacks_committed(here) {
+            return Err(Status::aborted("the candidate lacks what is committed"));
+        }
         let answer = if pre_vote { raft.pre_vote(asked).await } else { raft.vote(asked).await };
         let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(Response::new(wire::vote_response_to_proto(&answer)))
@@ -198,6 +221,8 @@ impl Peer for PeerService {
         self.check(&request)?;
         Ok(Response::new(Proposals {
             node: self.node.clone(),
+            nonce: u64::from_le_bytes(clock::random()),
+            greeted: false,
             requests: Some(request.into_inner()),
             under_way: FuturesUnordered::new(),
         }))
@@ -311,6 +336,10 @@ type UnderWay = Pin<Box<dyn Future<Output = pb::ProposedResult> + Send>>;
 /// A peer's proposals under way: takes commands in and gives results out, within one task.
 pub struct Proposals {
     node: Node,
+    /// What each message must name: only who reads this stream knows it.
+    nonce: u64,
+    /// The peer was told it.
+    greeted: bool,
     /// `None` once the peer has closed its side.
     requests: Option<Streaming<pb::ProposeRequest>>,
     under_way: FuturesUnordered<UnderWay>,
@@ -334,9 +363,17 @@ impl Stream for Proposals {
     type Item = Result<pb::ProposeResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            let nonce = self.nonce;
+            return Poll::Ready(Some(Ok(pb::ProposeResponse { results: Vec::new(), nonce })));
+        }
         while self.under_way.len() < PROPOSALS_MAX {
             let Some(requests) = &mut self.requests else { break };
             match Pin::new(requests).poll_next(task) {
+                Poll::Ready(Some(Ok(message))) if message.nonce != self.nonce => {
+                    warn!("proposals that were sent before are refused");
+                    self.requests = None;
+                }
                 Poll::Ready(Some(Ok(message))) => self.take_in(message),
                 Poll::Ready(Some(Err(_)) | None) => self.requests = None,
                 Poll::Pending => break,
@@ -349,7 +386,7 @@ impl Stream for Proposals {
             results.push(result);
         }
         if !results.is_empty() {
-            return Poll::Ready(Some(Ok(pb::ProposeResponse { results })));
+            return Poll::Ready(Some(Ok(pb::ProposeResponse { results, nonce: 0 })));
         }
         if self.requests.is_none() && self.under_way.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     }

@@ -5,6 +5,13 @@ mod change;
 mod corrupt;
 mod disk;
 mod elect;
+mod faults;
+mod history;
+mod lease;
+mod linear;
+mod load;
+mod proxy;
+mod strangers;
 
 use std::path::Path;
 use std::process::Command;
@@ -16,6 +23,8 @@ use skeg::clock::now;
 
 use crate::member::Member;
 use crate::programs::skeg;
+use load::Load;
+use proxy::Network;
 
 /// How long a cluster may take to get somewhere before the test calls it a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,6 +35,8 @@ const ELECTION_TIMEOUT: Duration = Duration::from_millis(1000);
 pub(crate) struct Cluster {
     directory: tempfile::TempDir,
     pub(crate) members: Vec<Member>,
+    /// Between them, if there is one.
+    network: Option<Network>,
 }
 
 impl Cluster {
@@ -36,11 +47,25 @@ impl Cluster {
         cluster
     }
 
-    /// The same, not started.
+    /// The same with a network between them.
+    pub(crate) fn found_with_network(size: usize) -> Cluster {
+        let mut cluster = Cluster::prepare_with_network(size);
+        cluster.start_all();
+        cluster
+    }
+
+    /// Members that would found a cluster, not started.
     pub(crate) fn prepare(size: usize) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
         let members = (0..size).map(|at| Member::new(&subdirectory(directory.path(), at))).collect();
-        Cluster::of(directory, members)
+        Cluster::of(directory, members, false)
+    }
+
+    /// The same with a network between them.
+    pub(crate) fn prepare_with_network(size: usize) -> Cluster {
+        let directory = tempfile::tempdir().unwrap();
+        let members = (0..size).map(|at| Member::new(&subdirectory(directory.path(), at))).collect();
+        Cluster::of(directory, members, true)
     }
 
     /// Members that find each other at a discovery service, not started.
@@ -56,26 +81,36 @@ impl Cluster {
 
     /// Members with their data in these directories, not started.
     pub(crate) fn prepare_in<'d>(directories: impl Iterator<Item = &'d Path>) -> Cluster {
-        Cluster::of(tempfile::tempdir().unwrap(), directories.map(Member::new).collect())
+        Cluster::of(tempfile::tempdir().unwrap(), directories.map(Member::new).collect(), false)
     }
 
-    fn of(directory: tempfile::TempDir, mut members: Vec<Member>) -> Cluster {
+    fn of(directory: tempfile::TempDir, mut members: Vec<Member>, with_network: bool) -> Cluster {
+        let network = with_network.then(|| Network::new(members.iter().map(Member::peer_port).collect()));
+        if let Some(network) = &network {
+            for (at, member) in members.iter_mut().enumerate() {
+                member.advertise_peer_url(&network.url(at));
+                // Every byte goes through one thread more, which may have to wait for a processor.
+                member.set("heartbeat-interval", "200");
+                member.set("election-timeout", "2000");
+            }
+        }
         let initial = initial_cluster(&members);
         for (at, member) in members.iter_mut().enumerate() {
             member.set("name", &name(at));
             member.set("initial-cluster", &initial);
         }
-        Cluster { directory, members }
+        Cluster { directory, members, network }
     }
 
     /// Starts all members that do not run, and waits until they serve.
     pub(crate) fn start_all(&mut self) {
-        let ready: Vec<mpsc::Receiver<()>> = self
-            .members
-            .iter_mut()
-            .filter(|member| !member.runs())
-            .map(|member| member.spawn(Command::new(skeg())))
-            .collect();
+        let mut ready: Vec<mpsc::Receiver<()>> = Vec::new();
+        for (at, member) in self.members.iter_mut().enumerate().filter(|(_, member)| !member.runs()) {
+            ready.push(member.spawn(Command::new(skeg())));
+            if let Some(network) = &self.network {
+                network.set_process(at, member.pid());
+            }
+        }
         for ready in ready {
             ready.recv_timeout(PATIENCE).expect("the member gets ready");
         }
@@ -119,28 +154,53 @@ impl Cluster {
         leader.filter(|_| agreed)
     }
 
-    /// Checks that all members that run hold the same, at the revision that the first of them has.
-    pub(crate) async fn assert_equal(&self) {
-        let mut revision = 0;
-        let mut hashes = Vec::new();
-        for member in self.members.iter().filter(|member| member.runs()) {
-            let mut client = member.client().await;
-            if revision == 0 {
-                revision = client.get("x", None).await.unwrap().header().unwrap().revision();
-            }
-            let mut maintenance: MaintenanceClient = client.maintenance_client();
-            let started = now();
-            let hash = loop {
-                match maintenance.hash_kv(revision).await {
-                    Ok(found) => break found.hash(),
-                    Err(error) => assert!(started.elapsed() < PATIENCE, "no hash: {error}"),
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            };
-            hashes.push(hash);
-        }
-        assert!(hashes.iter().all(|hash| *hash == hashes[0]), "hashes at {revision} differ: {hashes:?}");
+    /// The network between the members.
+    pub(crate) fn network(&self) -> &Network {
+        self.network.as_ref().expect("the cluster was made with a network")
     }
+
+    /// Sets clients to work on all members.
+    pub(crate) fn load(&self) -> Load {
+        Load::start(self.members.iter().map(Member::address).collect())
+    }
+
+    /// Ends the work, and checks all that was recorded, and that the members hold the same.
+    pub(crate) async fn check(&self, load: Load) {
+        let history = load.finish().await;
+        println!("{}", history.summary());
+        let violations = history.violations();
+        assert!(violations.is_empty(), "{violations:#?}");
+        self.assert_equal().await;
+    }
+
+    /// Checks that all members that run hold the same, at several revisions up to the current one.
+    pub(crate) async fn assert_equal(&self) {
+        let mut running = self.members.iter().filter(|member| member.runs());
+        let mut first = running.next().expect("a member runs").client().await;
+        let current = first.get("x", None).await.unwrap().header().unwrap().revision();
+        let revisions = [1, current / 3, current / 2, current - 1, current].map(|revision| revision.max(1));
+        let expected = hashes(first.maintenance_client(), &revisions).await;
+        for member in running {
+            let found = hashes(member.client().await.maintenance_client(), &revisions).await;
+            assert_eq!(found, expected, "hashes at {revisions:?} differ");
+        }
+    }
+}
+
+/// A member's hashes at these revisions, once it has them.
+async fn hashes(mut client: MaintenanceClient, revisions: &[i64]) -> Vec<u32> {
+    let mut hashes = Vec::new();
+    for revision in revisions {
+        let started = now();
+        hashes.push(loop {
+            match client.hash_kv(*revision).await {
+                Ok(found) => break found.hash(),
+                Err(error) => assert!(started.elapsed() < PATIENCE, "no hash: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        });
+    }
+    hashes
 }
 
 pub(crate) fn name(at: usize) -> String {
