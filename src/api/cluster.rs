@@ -188,6 +188,7 @@ impl Context {
     }
 
     async fn check_promotion(&self, id: u64) -> Result<(), Error> {
+        let (matched, last) = self.node.progress(id).await?;
         {
             let cluster = self.state.cluster.read();
             let member = cluster.member(id).ok_or(Error::MemberNotFound)?;
@@ -195,7 +196,6 @@ impl Context {
                 return Err(Error::MemberNotLearner);
             }
         }
-        let (matched, last) = self.node.progress(id).await?;
         #[expect(clippy::cast_precision_loss, reason = "a share of two indexes")]
         if (matched as f64) < last as f64 * READY_SHARE {
             return Err(Error::LearnerNotReady);

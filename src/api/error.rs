@@ -45,6 +45,8 @@ pub enum Error {
     LeaseTtlTooLarge,
     /// No leader is known.
     NoLeader,
+    /// No leader took it in time; it never will be done.
+    NoLeaderInTime,
     /// Not done in time.
     TimedOut,
     /// The member is stopping.
@@ -116,6 +118,8 @@ impl Error {
             Error::LeaseExists => (Code::FailedPrecondition, "etcdserver: lease already exists"),
             Error::LeaseTtlTooLarge => (Code::OutOfRange, "etcdserver: too large lease TTL"),
             Error::NoLeader => (Code::Unavailable, "etcdserver: no leader"),
+            // The words of Go's contexts: etcd waits for a leader with one, and hands its error on.
+            Error::NoLeaderInTime => (Code::DeadlineExceeded, "context deadline exceeded"),
             Error::TimedOut => (Code::Unavailable, "etcdserver: request timed out"),
             Error::Stopped => (Code::Unavailable, "etcdserver: server stopped"),
             Error::Corrupt => (Code::DataLoss, "etcdserver: corrupt cluster"),
@@ -212,6 +216,7 @@ impl From<ProposeError> for Error {
         match error {
             ProposeError::TooLarge => Error::RequestTooLarge,
             ProposeError::TooManyRequests => Error::TooManyRequests,
+            ProposeError::NoLeader => Error::NoLeaderInTime,
             ProposeError::TimedOut => Error::TimedOut,
             ProposeError::TimedOutLeaderFailed => Error::TimedOutLeaderFailed,
             ProposeError::TimedOutConnectionLost => Error::TimedOutConnectionLost,

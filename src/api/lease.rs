@@ -96,11 +96,11 @@ impl Lease for LeaseService {
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let request = request.into_inner();
         let context = &self.context;
-        if !context.state.leases.read().contains(request.id) {
+        let remaining = context.node.lease_remaining(request.id).await.map_err(Error::from)?;
+        if remaining.is_some() && !context.state.leases.read().contains(request.id) {
             context.node.read_barrier().await.map_err(Error::from)?;
         }
         let record = context.state.leases.read().get(request.id);
-        let remaining = context.node.lease_remaining(request.id).await.map_err(Error::from)?;
         let mut response =
             pb::LeaseTimeToLiveResponse { id: request.id, ttl: NO_SUCH_LEASE_TTL, ..Default::default() };
         if let (Some(record), Some(remaining)) = (record, remaining) {

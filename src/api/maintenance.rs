@@ -126,7 +126,8 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
         let target = request.into_inner().target_id;
         self.0.node.transfer_leadership(target).await.map_err(Error::from)?;
-        Ok(Response::new(pb::MoveLeaderResponse { header: Some(self.0.header()) }))
+        // etcd leaves the header out.
+        Ok(Response::new(pb::MoveLeaderResponse { header: None }))
     }
 
     async fn downgrade(

@@ -109,15 +109,9 @@ impl Node {
         if alone || recent { here } else { 0 }
     }
 
-    /// Waits until a leader is known, this member or another; `None` when consensus has stopped.
-    pub(super) async fn await_leader(&self) -> Option<u64> {
-        let mut metrics = self.raft.server_metrics();
-        loop {
-            if let Some(leader) = metrics.borrow_watched().current_leader {
-                return Some(leader);
-            }
-            metrics.changed().await.ok()?;
-        }
+    /// True once consensus has stopped.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.raft.metrics().borrow_watched().running_state.is_err()
     }
 
     /// Waits until this member has been without a leader for long.

@@ -1,7 +1,7 @@
 //! Proposing commands: here when this member leads, through the leader otherwise.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -33,10 +33,14 @@ pub enum ProposeError {
     /// Too much is under way.
     #[error("too many requests")]
     TooManyRequests,
+    /// There was no leader to take it in time; it never will be applied.
+    #[error("context deadline exceeded")]
+    NoLeader,
     /// Not applied in time; it may still be.
     #[error("request timed out")]
     TimedOut,
-    /// Not applied in time, and the leader changed about when it was proposed; it may still be.
+    /// Not applied in time, or lost by this member, for the leader changed about when it was proposed; it may still be
+    /// applied.
     #[error("request timed out, possibly due to previous leader failure")]
     TimedOutLeaderFailed,
     /// Not applied in time, and the leader or a quorum could not be reached; it may still be.
@@ -52,6 +56,8 @@ enum Written {
     Applied(Outcome, u64),
     /// It is not in the log and never will be.
     NotLeader,
+    /// It is no longer in this member's log; another member may still commit it.
+    Discarded,
     Stopped,
 }
 
@@ -61,8 +67,8 @@ impl Node {
     /// On return the command is in the log on a majority's disks and visible to reads of this member.
     ///
     /// # Errors
-    /// See [`ProposeError`]: only [`ProposeError::TooLarge`] and [`ProposeError::TooManyRequests`] say that it never
-    /// will be applied.
+    /// See [`ProposeError`]: only [`ProposeError::TooLarge`], [`ProposeError::TooManyRequests`] and
+    /// [`ProposeError::NoLeader`] say that it never will be applied.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, ProposeError> {
         let command = Command { kind: Some(kind), request_id: 0 };
         let encoded = Bytes::from(command.encode_to_vec());
@@ -71,28 +77,53 @@ impl Node {
         }
         let _admission = self.admit(encoded.len() + PROPOSAL_OVERHEAD_BYTES)?;
         let started = clock::now();
-        let written = tokio::time::timeout(self.options.request_timeout, self.write(command, encoded)).await;
-        let outcome = written.unwrap_or_else(|_| Err(self.why_timed_out(started)));
+        let in_doubt = AtomicBool::new(false);
+        let writing = self.write(command, encoded, &in_doubt);
+        let written = tokio::time::timeout(self.options.request_timeout, writing).await;
+        let outcome = written.unwrap_or_else(|_| {
+            Err(if in_doubt.load(Ordering::Relaxed) {
+                self.why_timed_out(started)
+            } else {
+                ProposeError::NoLeader
+            })
+        });
         if outcome.is_err() {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
         }
         outcome
     }
 
-    async fn write(&self, mut command: Command, encoded: Bytes) -> Result<Outcome, ProposeError> {
+    /// Writes a command to the leader's log; `in_doubt` says whether it may be there by now.
+    async fn write(
+        &self,
+        mut command: Command,
+        encoded: Bytes,
+        in_doubt: &AtomicBool,
+    ) -> Result<Outcome, ProposeError> {
         loop {
-            if self.raft.is_leader() {
-                match self.write_here(encoded.clone()).await {
-                    Written::Applied(outcome, _) => return Ok(outcome),
-                    Written::Stopped => return Err(ProposeError::Stopped),
-                    Written::NotLeader => {}
-                }
+            if self.has_stopped() {
+                return Err(ProposeError::Stopped);
             }
-            let Some(leader) = self.await_leader().await else { return Err(ProposeError::Stopped) };
-            if leader == self.options.identity.member_id {
-                tokio::task::yield_now().await;
+            // One that does not show that it leads would take the command and keep it in doubt.
+            let leader = self.leader();
+            if leader == 0 {
+                self.pause(ASK_AGAIN).await;
                 continue;
             }
+            if leader == self.options.identity.member_id {
+                in_doubt.store(true, Ordering::Relaxed);
+                match self.write_here(encoded.clone()).await {
+                    Written::Applied(outcome, _) => return Ok(outcome),
+                    Written::Discarded => return Err(ProposeError::TimedOutLeaderFailed),
+                    Written::Stopped => return Err(ProposeError::Stopped),
+                    Written::NotLeader => {
+                        in_doubt.store(false, Ordering::Relaxed);
+                        self.pause(ASK_AGAIN).await;
+                        continue;
+                    }
+                }
+            }
+            in_doubt.store(true, Ordering::Relaxed);
             let mut waiting = self.outcomes.expect();
             command.request_id = waiting.id();
             let forwarded = self.forwarder.propose(leader, waiting.id(), command.encode_to_vec().into());
@@ -105,7 +136,10 @@ impl Node {
                 // In doubt it may still come, by another leader.
                 Answer::Committed(_) | Answer::Unknown => return Ok(waiting.outcome().await),
                 Answer::Overloaded => return Err(ProposeError::TooManyRequests),
-                Answer::NotLeader => self.pause(ASK_AGAIN).await,
+                Answer::NotLeader => {
+                    in_doubt.store(false, Ordering::Relaxed);
+                    self.pause(ASK_AGAIN).await;
+                }
             }
         }
     }
@@ -123,10 +157,9 @@ impl Node {
                 Written::Applied(response.data.0.unwrap_or(Ok(Reply::None)), response.log_id.index())
             }
             Err(RaftError::APIError(
-                ClientWriteError::ForwardToLeader(_)
-                | ClientWriteError::LogEntryDiscarded(_)
-                | ClientWriteError::PreconditionFailed(_),
+                ClientWriteError::ForwardToLeader(_) | ClientWriteError::PreconditionFailed(_),
             )) => Written::NotLeader,
+            Err(RaftError::APIError(ClientWriteError::LogEntryDiscarded(_))) => Written::Discarded,
             Err(RaftError::Fatal(_) | RaftError::APIError(ClientWriteError::ChangeMembershipError(_))) => {
                 Written::Stopped
             }
@@ -148,7 +181,7 @@ impl Node {
         match written {
             Ok(Written::Applied(_, index)) => (Status::Committed, index),
             Ok(Written::NotLeader) => (Status::NotLeader, 0),
-            Ok(Written::Stopped) | Err(_) => (Status::Unknown, 0),
+            Ok(Written::Discarded | Written::Stopped) | Err(_) => (Status::Unknown, 0),
         }
     }
 
@@ -165,7 +198,7 @@ impl Node {
 
     /// Why a proposal that began at `started` was not done in time. etcd: `parseProposeCtxErr`.
     fn why_timed_out(&self, started: Instant) -> ProposeError {
-        let (leader, elected) = self.leadership.leader_since();
+        let (_, elected) = self.leadership.leader_since();
         if let Some(elected) = elected
             && started < elected
             && elected < started + 2 * self.options.election_timeout
@@ -173,7 +206,7 @@ impl Node {
             return ProposeError::TimedOutLeaderFailed;
         }
         let waited = clock::now().duration_since(started);
-        let here = self.options.identity.member_id;
+        let (here, leader) = (self.options.identity.member_id, self.leader());
         let connected = if leader == here {
             self.answering_voters(waited) > self.voters().len() / 2
         } else {

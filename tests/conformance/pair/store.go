@@ -139,6 +139,11 @@ func (s *Store) launch() error {
 	for i := range arguments {
 		arguments[i] = strings.ReplaceAll(arguments[i], "{client}", client)
 	}
+	return s.run(arguments)
+}
+
+// run starts the process and waits until it serves at ClientAddress.
+func (s *Store) run(arguments []string) error {
 	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -159,7 +164,7 @@ func (s *Store) launch() error {
 		_ = command.Wait()
 		close(exited)
 	}()
-	s.Conn, err = grpc.NewClient(client,
+	s.Conn, err = grpc.NewClient(s.ClientAddress,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
 	if err != nil {
