@@ -58,7 +58,7 @@ func TestClusterMembers(t *testing.T) {
 			c.Call(at, "Maintenance/Status", &pb.StatusRequest{}, &pb.StatusResponse{})
 		}
 		m0, m1, m2 := c.ID("m0"), c.ID("m1"), c.ID("m2")
-		unknown := uint64(0x77)
+		unknown := uint64(0x7766554433221100)
 		c.Name(unknown, "unknown")
 		for _, at := range []int{0, 1} {
 			c.Call(at, "Cluster/MemberAdd", &pb.MemberAddRequest{}, &pb.MemberAddResponse{})

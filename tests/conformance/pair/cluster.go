@@ -204,7 +204,7 @@ func (c *Cluster) members(members []*pb.Member) string {
 	inOrder := slices.IsSortedFunc(members, func(a, b *pb.Member) int { return cmp.Compare(a.ID, b.ID) })
 	var texts []string
 	for _, member := range members {
-		texts = append(texts, Text(member))
+		texts = append(texts, c.normalise(Text(member)))
 	}
 	slices.Sort(texts)
 	return fmt.Sprintf(" members in order: %t: %s", inOrder, strings.Join(texts, " "))
