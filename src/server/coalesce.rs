@@ -27,7 +27,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use parking_lot::Mutex;
 use tokio::time::Sleep;
 
-use super::pings::Pings;
+use super::pings::{Frames, Pings};
 use crate::clock;
 
 /// Bytes collected before they are written without waiting for the end of the poll.
@@ -50,7 +50,13 @@ const ACK_HEADER: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// Both ends of a coalescing connection: the socket as the connection sees it, and the loop that runs the connection.
 pub(super) fn coalesce<T>(socket: T, pings: Arc<Pings>) -> (Buffered<T>, Flusher<T>) {
-    let shared = Shared { socket, buffer: BytesMut::new(), in_frame: false, pings: Arc::clone(&pings) };
+    let shared = Shared {
+        socket,
+        buffer: BytesMut::new(),
+        in_frame: false,
+        frames: Frames::default(),
+        pings: Arc::clone(&pings),
+    };
     let shared = Arc::new(Mutex::new(shared));
     (Buffered(Arc::clone(&shared)), Flusher { shared, pings })
 }
@@ -60,6 +66,8 @@ struct Shared<T> {
     buffer: BytesMut,
     /// The socket took a part of what was given, so the next byte may belong to the same frame.
     in_frame: bool,
+    /// What is given, as frames.
+    frames: Frames,
     pings: Arc<Pings>,
 }
 
@@ -78,11 +86,9 @@ impl<T: Write + Unpin> Shared<T> {
 
     fn poll_put(&mut self, task: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let total = parts.iter().map(|part| part.len()).sum::<usize>();
-        if !parts.iter().all(|part| is_only_acks(part)) {
-            self.pings.note_answer();
-        }
         if self.buffer.is_empty() && total >= STRAIGHT_BYTES {
             let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(task, parts))?;
+            self.note(parts, written);
             self.in_frame = written < total;
             return Poll::Ready(Ok(written));
         }
@@ -93,8 +99,20 @@ impl<T: Write + Unpin> Shared<T> {
         for part in parts {
             self.buffer.extend_from_slice(part);
         }
+        self.note(parts, total);
         self.in_frame = false;
         Poll::Ready(Ok(total))
+    }
+
+    /// Notes what goes out: so many bytes of these parts.
+    fn note(&mut self, parts: &[io::IoSlice<'_>], mut written: usize) {
+        for part in parts {
+            let taken = part.len().min(written);
+            written -= taken;
+            if self.frames.answer_begins_in(&part[..taken]) {
+                self.pings.note_answer();
+            }
+        }
     }
 
     /// Puts the last words to a client that pings too often, whose last stream this is.

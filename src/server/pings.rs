@@ -29,7 +29,9 @@ use crate::clock;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length, type, flags and stream.
 const HEADER_BYTES: usize = 9;
-/// Type of a frame that opens a stream.
+/// Type of a frame with a part of a body.
+const DATA: u8 = 0;
+/// Type of a frame that opens a stream, or its answer.
 const HEADERS: u8 = 1;
 /// Type of a ping.
 const PING: u8 = 6;
@@ -70,8 +72,8 @@ impl Pings {
         OpenCall(Arc::clone(self))
     }
 
-    /// Notes that more than acknowledgements was written. A client that measures a connection pings as often as it hears of it,
-    /// so each write forgives one; what a call has answered says nothing of when it goes out.
+    /// Notes that a part of an answer was written. A client that measures a connection pings as often as it hears of it, so
+    /// each part forgives one; what a call has answered says nothing of when it goes out.
     pub(super) fn note_answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
@@ -179,6 +181,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Heard<T> {
 struct Listener {
     pings: Arc<Pings>,
     place: Place,
+    judge: Judge,
+}
+
+/// What counts against a connection.
+#[derive(Default)]
+struct Judge {
     last_ping: Option<Instant>,
     strikes: u32,
 }
@@ -187,17 +195,60 @@ struct Listener {
 enum Place {
     /// In the preface, after that many bytes of it.
     Preface(usize),
-    /// In a header, after that many bytes of it.
-    Header(usize, [u8; HEADER_BYTES]),
-    /// In a payload, with that many bytes to come.
-    Payload(usize),
+    /// In the frames behind it.
+    Frames(Frames),
     /// This is not HTTP/2.
     Elsewhere,
 }
 
+/// Finds frames in bytes, however they are cut.
+#[derive(Default)]
+pub(super) struct Frames {
+    header: [u8; HEADER_BYTES],
+    /// Bytes of the header so far.
+    seen: usize,
+    /// Bytes of the payload to come.
+    left: usize,
+}
+
+/// The header of a frame, without its length.
+struct FrameHead {
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Frames {
+    /// Takes in bytes; true if a frame of an answer began in them: headers or data.
+    pub(super) fn answer_begins_in(&mut self, bytes: &[u8]) -> bool {
+        let mut found = false;
+        self.feed(bytes, |head| found |= matches!(head.kind, DATA | HEADERS));
+        found
+    }
+
+    /// Takes in bytes, and calls with each header that is complete.
+    fn feed(&mut self, mut bytes: &[u8], mut visit: impl FnMut(FrameHead)) {
+        while !bytes.is_empty() {
+            let payload = bytes.len().min(self.left);
+            self.left -= payload;
+            bytes = &bytes[payload..];
+            let taken = bytes.len().min(HEADER_BYTES - self.seen);
+            self.header[self.seen..self.seen + taken].copy_from_slice(&bytes[..taken]);
+            self.seen += taken;
+            bytes = &bytes[taken..];
+            if self.seen == HEADER_BYTES {
+                let [a, b, c, kind, flags, stream @ ..] = self.header;
+                self.seen = 0;
+                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+                visit(FrameHead { kind, flags, stream: u32::from_be_bytes(stream) });
+            }
+        }
+    }
+}
+
 impl Listener {
     fn new(pings: Arc<Pings>) -> Listener {
-        Listener { pings, place: Place::Preface(0), last_ping: None, strikes: 0 }
+        Listener { pings, place: Place::Preface(0), judge: Judge::default() }
     }
 
     fn hear(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) {
@@ -210,59 +261,43 @@ impl Listener {
                     if !right {
                         self.place = Place::Elsewhere;
                     } else if *seen == PREFACE.len() {
-                        self.place = Place::Header(0, [0; HEADER_BYTES]);
+                        self.place = Place::Frames(Frames::default());
                     }
                     taken
                 }
-                Place::Header(seen, header) => {
-                    let taken = bytes.len().min(HEADER_BYTES - *seen);
-                    header[*seen..*seen + taken].copy_from_slice(&bytes[..taken]);
-                    *seen += taken;
-                    if *seen == HEADER_BYTES {
-                        let [a, b, c, kind, flags, stream @ ..] = *header;
-                        self.place = Place::Payload(u32::from_be_bytes([0, a, b, c]) as usize);
-                        self.frame(kind, flags, u32::from_be_bytes(stream), &now);
-                    }
-                    taken
-                }
-                Place::Payload(left) => {
-                    let taken = bytes.len().min(*left);
-                    *left -= taken;
-                    if *left == 0 {
-                        self.place = Place::Header(0, [0; HEADER_BYTES]);
-                    }
-                    taken
+                Place::Frames(frames) => {
+                    let (pings, judge) = (&self.pings, &mut self.judge);
+                    frames.feed(bytes, |head| match head.kind {
+                        HEADERS => {
+                            pings.last_stream.fetch_max(head.stream, Ordering::Relaxed);
+                        }
+                        PING if head.flags & ACK == 0 => judge.ping(pings, now()),
+                        _ => {}
+                    });
+                    return;
                 }
                 Place::Elsewhere => return,
             };
             bytes = &bytes[taken..];
         }
     }
+}
 
-    fn frame(&mut self, kind: u8, flags: u8, stream: u32, now: impl Fn() -> Instant) {
-        match kind {
-            HEADERS => {
-                self.pings.last_stream.fetch_max(stream, Ordering::Relaxed);
-            }
-            PING if flags & ACK == 0 => self.ping(now()),
-            _ => {}
-        }
-    }
-
-    fn ping(&mut self, now: Instant) {
-        let Some(min_time) = self.pings.min_time else { return };
+impl Judge {
+    fn ping(&mut self, pings: &Pings, now: Instant) {
+        let Some(min_time) = pings.min_time else { return };
         let last = self.last_ping.replace(now);
-        if self.pings.answered.swap(false, Ordering::Relaxed) {
+        if pings.answered.swap(false, Ordering::Relaxed) {
             self.strikes = 0;
             return;
         }
-        let idle = self.pings.open_calls.load(Ordering::Relaxed) == 0;
+        let idle = pings.open_calls.load(Ordering::Relaxed) == 0;
         let min_time = if idle { IDLE_MIN_TIME } else { min_time };
         if last.is_some_and(|last| now < last + min_time) {
             self.strikes += 1;
         }
         if self.strikes > STRIKES_MAX {
-            self.pings.too_many.store(true, Ordering::Relaxed);
+            pings.too_many.store(true, Ordering::Relaxed);
         }
     }
 }
