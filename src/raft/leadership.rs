@@ -17,11 +17,15 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::node::Node;
+use super::read_index::ReadError;
 use crate::clock;
 use crate::cluster::id::MemberId;
 
 /// Looks without a leader after which streams end whose clients want one. etcd: `maxNoLeaderCnt`.
 const LOOKS_WITHOUT_LEADER: u32 = 3;
+
+/// Pause before taking over the clock over the leases is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What this member knows of the leader; shared.
 pub(crate) struct Leadership {
@@ -169,12 +173,16 @@ pub(super) async fn follow(node: Node) {
             node.leadership.clock_term.send_replace(0);
         } else if *node.leadership.clock_term.borrow() != term {
             // May fail for want of a quorum: then it is tried again until this member no longer leads.
-            if node.read_barrier().await.is_ok() && node.term() == term && node.is_leader() {
-                let extra = node.options.election_timeout;
-                node.deadlines.lock().take_over(&node.state.leases.read(), clock::now(), extra);
-                node.leadership.clock_term.send_replace(term);
+            match node.read_barrier().await {
+                Ok(()) if node.term() == term && node.is_leader() => {
+                    let extra = node.options.election_timeout;
+                    node.deadlines.lock().take_over(&node.state.leases.read(), clock::now(), extra);
+                    node.leadership.clock_term.send_replace(term);
+                }
+                // Whoever stopped as a leader is shown as one for ever.
+                Err(ReadError::Stopped) => return,
+                _ => tokio::time::sleep(TRY_AGAIN).await,
             }
-            tokio::task::yield_now().await;
             continue;
         }
         if metrics.changed().await.is_err() {

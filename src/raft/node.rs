@@ -211,7 +211,7 @@ impl Node {
             slow: options.slow_apply,
         };
         let source = Source::new(state.clone(), Arc::clone(&options.generations), log.clone());
-        let machine = Machine::new(state.clone(), source, listeners)?;
+        let machine = Machine::new(state.clone(), log.clone(), source, listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
         let network = Network { links: Arc::clone(&links) };

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::FutureExt;
+use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError};
 use prost::Message;
 
@@ -107,7 +109,7 @@ impl Node {
             // One that does not show that it leads would take the command and keep it in doubt.
             let leader = self.leader();
             if leader == 0 {
-                self.pause(ASK_AGAIN).await;
+                self.pause(ASK_AGAIN).await?;
                 continue;
             }
             if leader == self.options.identity.member_id {
@@ -118,7 +120,7 @@ impl Node {
                     Written::Stopped => return Err(ProposeError::Stopped),
                     Written::NotLeader => {
                         in_doubt.store(false, Ordering::Relaxed);
-                        self.pause(ASK_AGAIN).await;
+                        self.pause(ASK_AGAIN).await?;
                         continue;
                     }
                 }
@@ -138,17 +140,21 @@ impl Node {
                 Answer::Overloaded => return Err(ProposeError::TooManyRequests),
                 Answer::NotLeader => {
                     in_doubt.store(false, Ordering::Relaxed);
-                    self.pause(ASK_AGAIN).await;
+                    self.pause(ASK_AGAIN).await?;
                 }
             }
         }
     }
 
     /// Waits a moment, or until another leader is known.
-    async fn pause(&self, at_most: Duration) {
+    async fn pause(&self, at_most: Duration) -> Result<(), ProposeError> {
         let mut changes = self.raft.server_metrics();
-        let _ = tokio::time::timeout(at_most, openraft::async_runtime::WatchReceiver::changed(&mut changes))
-            .await;
+        // What has changed since the start was not news.
+        let _ = changes.changed().now_or_never();
+        match tokio::time::timeout(at_most, changes.changed()).await {
+            Ok(Err(_)) => Err(ProposeError::Stopped),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
     }
 
     async fn write_here(&self, encoded: Bytes) -> Written {

@@ -21,6 +21,7 @@ use crate::apply::{self, Compaction, LeaseChange, Run, State};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
+use crate::storage::log::Log;
 use crate::storage::mvcc::Store;
 use crate::telemetry::metrics::{Metrics, Operation};
 use crate::watch::Hub;
@@ -49,6 +50,7 @@ pub(crate) struct Listeners {
 /// The state machine as openraft drives it.
 pub(crate) struct Machine {
     state: State,
+    log: Log,
     listeners: Listeners,
     flushed: Flushed,
 }
@@ -63,10 +65,24 @@ pub(crate) struct Flushed {
 
 impl Machine {
     /// Takes over an opened state, all of which is on disk.
-    pub(crate) fn new(state: State, source: Arc<Source>, listeners: Listeners) -> io::Result<Machine> {
+    pub(crate) fn new(
+        state: State,
+        log: Log,
+        source: Arc<Source>,
+        listeners: Listeners,
+    ) -> io::Result<Machine> {
         let (last_log_id, last_membership) = stored_position(&state.store())?;
         let at = Arc::new(Mutex::new(SnapshotMeta { last_log_id, last_membership }));
-        Ok(Machine { flushed: Flushed { state: state.clone(), source, at }, state, listeners })
+        Ok(Machine { flushed: Flushed { state: state.clone(), source, at }, state, log, listeners })
+    }
+
+    /// Applies one run, once this member's own log has it: the others may have committed it without, and files that hold
+    /// what a power cut then takes from the log fit it no more.
+    async fn apply_synced(&self, entries: Vec<EntryResponder<TypeConfig>>) -> io::Result<()> {
+        if let Some((last, _)) = entries.last() {
+            self.log.synced(last.log_id.index()).await?;
+        }
+        self.apply_run(entries)
     }
 
     /// Applies one run and answers its callers, in this order: visible, published, answered.
@@ -224,11 +240,11 @@ impl RaftStateMachine<TypeConfig> for Machine {
         while let Some(entry) = entries.next().await {
             run.push(entry?);
             if run.len() == RUN_ENTRIES_MAX {
-                self.apply_run(std::mem::take(&mut run))?;
+                self.apply_synced(std::mem::take(&mut run)).await?;
                 tokio::task::yield_now().await;
             }
         }
-        if run.is_empty() { Ok(()) } else { self.apply_run(run) }
+        if run.is_empty() { Ok(()) } else { self.apply_synced(run).await }
     }
 
     async fn get_snapshot_builder(&mut self) -> Flushed {

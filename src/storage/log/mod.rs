@@ -339,6 +339,18 @@ impl Log {
         self.handle.shared.stats()
     }
 
+    /// Waits until the entry is durable.
+    ///
+    /// # Errors
+    /// When the log has ended.
+    pub async fn synced(&self, index: u64) -> io::Result<()> {
+        let mut durable = self.handle.shared.durable.subscribe();
+        match durable.wait_for(|next| *next > index).await {
+            Ok(next) if *next != queue::ENDED => Ok(()),
+            _ => Err(io::Error::other("the log has ended")),
+        }
+    }
+
     /// Returns since when the log thread is at the batch that it is at; `None` while it has nothing to do.
     pub fn busy_since(&self) -> Option<Instant> {
         self.handle.shared.busy_since()

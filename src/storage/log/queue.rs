@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
 
 use super::error::LogError;
 use super::format::FRAME_HEADER_BYTES;
@@ -29,6 +30,9 @@ const GATHER_FROM_BYTES: usize = 4 << 10;
 
 /// How long a committed hint may wait for others to be written with.
 const HINT_DELAY: Duration = Duration::from_secs(1);
+
+/// What stands for an index when the log has ended.
+pub(super) const ENDED: u64 = u64::MAX;
 
 /// Called once from the log thread.
 pub(super) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -60,6 +64,8 @@ pub(super) struct Shared {
     pub(super) observer: Option<Arc<dyn LogObserver>>,
     /// Since when the log thread is at its batch.
     busy_since: Mutex<Option<Instant>>,
+    /// One above the last durable entry, or [`ENDED`].
+    pub(super) durable: watch::Sender<u64>,
 }
 
 struct State {
@@ -136,8 +142,17 @@ impl Shared {
             dead: None,
             stats: LogStats::default(),
         };
+        let durable = watch::Sender::new(state.live.next);
         let (work, gathered) = (Condvar::new(), Condvar::new());
-        Self { state: Mutex::new(state), work, gathered, tail_bytes, observer, busy_since: Mutex::default() }
+        Self {
+            state: Mutex::new(state),
+            work,
+            gathered,
+            tail_bytes,
+            observer,
+            busy_since: Mutex::default(),
+            durable,
+        }
     }
 
     pub(super) fn append(&self, entries: Vec<(u64, Bytes)>, done: Done) -> Result<(), LogError> {
@@ -254,6 +269,7 @@ impl Shared {
                 state.truncates_queued -= 1;
             }
         }
+        self.durable.send_replace(state.live.next);
         state.stats.written_bytes += written_bytes;
         state.stats.batches += 1;
         state.evict(self.tail_bytes);
@@ -277,6 +293,7 @@ impl Shared {
         let error = dead.error();
         state.dead = Some(dead);
         drop(state);
+        self.durable.send_replace(ENDED);
         if let Some(observer) = &self.observer {
             observer.failed(&error);
         }
