@@ -7,12 +7,13 @@
 //!               \-> task ----------->/    \-> watch ------------------------->/
 //! ```
 //!
-//! Leaves, usable by all: `proto` (the wire types), `config`, `clock`, `telemetry`.
+//! Leaves, usable by all: `proto` (the wire types), `config`, `clock`, `blocking`, `telemetry`, and in the simulation `sim`.
 
 pub use skeg_proto as proto;
 
 pub mod api;
 pub mod apply;
+pub mod blocking;
 pub mod clock;
 pub mod cluster;
 pub mod config;
@@ -21,6 +22,8 @@ pub mod lease;
 pub mod process;
 pub mod raft;
 pub mod server;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod storage;
 pub mod task;
 pub mod telemetry;

@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("tls", &[]),
 ];
 /// Usable by all, and by each other from right to left.
-const LEAVES: [&str; 5] = ["proto", "clock", "config", "telemetry", "process"];
+const LEAVES: [&str; 7] = ["proto", "clock", "sim", "blocking", "config", "telemetry", "process"];
 /// Names everything; only `main` and the tests name it.
 const ROOT: &str = "server";
 

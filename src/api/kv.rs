@@ -16,6 +16,7 @@ use super::range_encoder::{INLINE_BYTES, INLINE_KEYS, Progress, RangeEncoder};
 use super::unary::{self, Pieces};
 use super::{Context, validate};
 use crate::apply::{self, Reply, range};
+use crate::blocking;
 use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::kv_server::Kv;
@@ -298,7 +299,7 @@ impl Context {
 pub(super) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    match tokio::task::spawn_blocking(work).await {
+    match blocking::spawn(work).await {
         Ok(result) => result,
         Err(error) if error.is_cancelled() => Err(Error::Stopped),
         Err(error) => Err(Error::Storage(format!("a read ended early: {error}"))),

@@ -79,6 +79,10 @@ impl Rest {
         let first = this.encoder.take();
         let sent = first.len();
         let runtime = Handle::current();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it waits for its reader, which a simulation of one thread cannot do"
+        )]
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
             this.send(sent, measured, &pieces, &runtime);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::node::Node;
+use crate::blocking;
 use crate::storage::mvcc::MvccError;
 use crate::storage::mvcc::hash::RevisionHash;
 
@@ -49,7 +50,7 @@ impl Node {
     pub(super) async fn hash_here(&self, revision: i64) -> Option<RevisionHash> {
         for _ in 0..TRIES {
             let store = self.state.store();
-            match tokio::task::spawn_blocking(move || store.hash_kv(revision)).await.ok()? {
+            match blocking::spawn(move || store.hash_kv(revision)).await.ok()? {
                 Ok((found, _)) => return Some(found),
                 Err(MvccError::FutureRevision) => tokio::time::sleep(TRY_AGAIN).await,
                 Err(_) => return None,

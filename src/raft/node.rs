@@ -26,6 +26,7 @@ use super::snapshot::Source;
 use super::state_machine::{Listeners, Machine};
 use super::types::{LogId, Peer, Raft, SnapshotMeta, Vote};
 use crate::apply::{Compaction, State};
+use crate::blocking;
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::storage::data_dir::Identity;
@@ -395,7 +396,7 @@ impl Node {
             task.abort();
         }
         let log = self.log.clone();
-        let closed = tokio::task::spawn_blocking(move || log.close()).await;
+        let closed = blocking::spawn(move || log.close()).await;
         stopped.map_err(io::Error::other)?;
         closed.map_err(io::Error::other)?
     }

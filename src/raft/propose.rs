@@ -113,6 +113,10 @@ impl Node {
                 continue;
             }
             if leader == self.options.identity.member_id {
+                #[cfg(feature = "sim")]
+                if let Some(outcome) = self.planted_answer(&command, &encoded).await {
+                    return Ok(outcome);
+                }
                 in_doubt.store(true, Ordering::Relaxed);
                 match self.write_here(encoded.clone()).await {
                     Written::Applied(outcome, _) => return Ok(outcome),
@@ -155,6 +159,22 @@ impl Node {
             Ok(Err(_)) => Err(ProposeError::Stopped),
             Ok(Ok(())) | Err(_) => Ok(()),
         }
+    }
+
+    /// An answer that the leader is not entitled to: a put's before it is committed.
+    #[cfg(feature = "sim")]
+    async fn planted_answer(&self, command: &Command, encoded: &Bytes) -> Option<Outcome> {
+        use crate::proto::etcdserverpb::{PutResponse, ResponseHeader};
+        let planted = crate::sim::planted(crate::sim::Bug::AckBeforeCommit);
+        if !planted || !matches!(command.kind, Some(Kind::Put(_))) {
+            return None;
+        }
+        let (raft, proposal) = (self.raft.clone(), Proposal(encoded.clone()));
+        tokio::spawn(async move { raft.client_write(proposal).await });
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let header =
+            ResponseHeader { revision: self.state.store().revision() + 1, ..ResponseHeader::default() };
+        Some(Ok(Reply::Put(PutResponse { header: Some(header), prev_kv: None })))
     }
 
     async fn write_here(&self, encoded: Bytes) -> Written {

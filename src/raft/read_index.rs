@@ -21,6 +21,8 @@ use openraft::errors::{LinearizableReadError, RaftError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::node::{Node, NodeCounts};
+#[cfg(feature = "sim")]
+use crate::sim;
 
 /// How long a failed question waits at most before it is asked again. etcd: `readIndexRetryTime`.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -126,6 +128,8 @@ pub(super) async fn run(node: Node, mut queue: mpsc::Receiver<oneshot::Sender<()
             }
             match node.read_index().await {
                 Ok(Some(index)) => {
+                    #[cfg(feature = "sim")]
+                    let index = if sim::planted(sim::Bug::ReadBeforeApplied) { 0 } else { index };
                     if applied.wait_for(|applied| *applied > index).await.is_err() {
                         return;
                     }

@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::codec;
 use super::types::{LogId, SnapshotMeta, StoredMembership};
 use crate::apply::State;
+use crate::blocking;
 use crate::clock;
 use crate::storage::StorageError;
 use crate::storage::log::{Log, SEGMENT_BYTES};
@@ -134,7 +135,7 @@ impl Source {
             }
         }
         let (store, dir) = (self.state.store(), self.generations.checkpoint_dir());
-        let made = tokio::task::spawn_blocking(move || Checkpoint::make(store.engine(), dir)).await;
+        let made = blocking::spawn(move || Checkpoint::make(store.engine(), dir)).await;
         let checkpoint = Arc::new(made.map_err(io::Error::other)?.map_err(io::Error::other)?);
         let last = position(&checkpoint)?;
         info!(last = last.index(), bytes = checkpoint.offer().size_bytes(), "made a checkpoint for a peer");
@@ -165,7 +166,7 @@ impl Source {
             kept.release()
         };
         // Removes its files.
-        let _ = tokio::task::spawn_blocking(move || drop(released)).await;
+        let _ = blocking::spawn(move || drop(released)).await;
     }
 }
 
@@ -292,5 +293,5 @@ pub(super) async fn retire(store: Arc<Store>) {
     while Arc::strong_count(&store) > 1 {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    let _ = tokio::task::spawn_blocking(move || drop(store)).await;
+    let _ = blocking::spawn(move || drop(store)).await;
 }

@@ -18,6 +18,7 @@ use super::outcomes::Outcomes;
 use super::snapshot::{self, Files, Source, stored_position};
 use super::types::{Applied, LogId, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::apply::{self, Compaction, LeaseChange, Run, State};
+use crate::blocking;
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::proto::skegpb::Member;
@@ -255,8 +256,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         let Files::Arrived(arrival) = files else {
             return Err(io::Error::other("the files here are behind a snapshot of themselves"));
         };
-        let store =
-            tokio::task::spawn_blocking(move || arrival.settle()).await.map_err(io::Error::other)??;
+        let store = blocking::spawn(move || arrival.settle()).await.map_err(io::Error::other)??;
         self.replace_store(store, meta)
     }
 
@@ -280,7 +280,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Flushed {
     ) -> Result<Snapshot<LeaderTerm, u64, super::types::Peer, Files>, io::Error> {
         let store = self.state.store();
         let (last_log_id, last_membership) = stored_position(&store)?;
-        tokio::task::spawn_blocking(move || store.engine().flush())
+        blocking::spawn(move || store.engine().flush())
             .await
             .map_err(io::Error::other)?
             .map_err(io::Error::other)?;

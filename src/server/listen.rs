@@ -164,7 +164,7 @@ fn bind_tcp(address: SocketAddr, settings: &MemberSettings) -> io::Result<TcpLis
 }
 
 impl Door {
-    fn open<I>(&self, stream: I, remote: Option<SocketAddr>, graceful: &GracefulShutdown)
+    pub(super) fn open<I>(&self, stream: I, remote: Option<SocketAddr>, graceful: &GracefulShutdown)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

@@ -11,6 +11,8 @@ mod identity;
 mod listen;
 mod observer;
 mod pings;
+#[cfg(feature = "sim")]
+pub mod simulated;
 
 use std::sync::Arc;
 use std::time::Duration;

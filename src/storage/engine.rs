@@ -381,6 +381,9 @@ fn family_options(
     out.set_level_zero_file_num_compaction_trigger(16);
     out.set_level_zero_slowdown_writes_trigger(32);
     out.set_level_zero_stop_writes_trigger(48);
+    // In the background they would run in an order of their own.
+    #[cfg(feature = "sim")]
+    out.set_disable_auto_compactions(true);
     if family == Family::Kv {
         table.set_bloom_filter(10.0, false);
         table.set_whole_key_filtering(false);

@@ -6,6 +6,7 @@
 
 pub mod data_dir;
 mod engine;
+#[cfg_attr(feature = "sim", allow(dead_code, reason = "what its threads run, tasks do there"))]
 pub mod log;
 pub mod mvcc;
 pub mod schema;

@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tracing::{info, warn};
 
 /// The reserve at its largest, in bytes.
-const RESERVE_BYTES_MAX: u64 = 64 << 20;
+const RESERVE_BYTES_MAX: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 64 << 20 };
 /// Its share of a small disk.
 const RESERVE_SHARE: u64 = 16;
 /// Free bytes below which writes are refused, at most.

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 use crate::apply::{Compaction, State};
+use crate::blocking;
 use crate::clock;
 use crate::storage::StorageError;
 use crate::telemetry::metrics::Metrics;
@@ -27,7 +28,7 @@ pub async fn run(
             continue;
         }
         let started = clock::now();
-        let work = tokio::task::spawn_blocking(move || {
+        let work = blocking::spawn(move || {
             store.finish_compaction(compaction.previous, compaction.revision)?;
             if store.wants_rewrite() {
                 store.rewrite()?;

@@ -3,6 +3,7 @@
 use tokio::sync::watch;
 
 use crate::apply::State;
+use crate::blocking;
 use crate::storage::StorageError;
 
 /// Builds the index of the store, and again of each that takes its place.
@@ -14,7 +15,7 @@ pub async fn run(state: State, mut replaced: watch::Receiver<()>) -> Result<(), 
         // Before the store is taken: a replacement after it is then seen below.
         replaced.mark_unchanged();
         let store = state.store();
-        match tokio::task::spawn_blocking(move || store.build_counts()).await {
+        match blocking::spawn(move || store.build_counts()).await {
             Ok(result) => result?,
             Err(error) if error.is_cancelled() => return Ok(()),
             Err(error) => std::panic::resume_unwind(error.into_panic()),

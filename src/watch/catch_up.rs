@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::group::View;
 use super::hub::{Encoder, Hub};
 use super::queue::Message;
+use crate::blocking;
 use crate::storage::StorageError;
 use crate::storage::mvcc::read::{Change, Event, Wish};
 use crate::storage::mvcc::{MvccError, Store};
@@ -56,7 +57,7 @@ pub async fn catch_up(hub: Arc<Hub>) -> Result<(), StorageError> {
         }
         for candidates in walks {
             let worker = Arc::clone(&hub);
-            let served = tokio::task::spawn_blocking(move || worker.serve(&candidates)).await;
+            let served = blocking::spawn(move || worker.serve(&candidates)).await;
             match served {
                 Ok(result) => result?,
                 Err(error) if error.is_cancelled() => return Ok(()),
@@ -133,6 +134,12 @@ impl Hub {
                 })
                 .map(|(at, _)| at)
                 .collect();
+            #[cfg(feature = "sim")]
+            let positions = if crate::sim::planted(crate::sim::Bug::DropCaughtUpEvent) {
+                positions.into_iter().skip(1).collect()
+            } else {
+                positions
+            };
             let events = encoder.encode(&candidate.view, &positions)?;
             let mut inner = self.inner.lock();
             let level = walk.reached >= inner.revision;

@@ -9,7 +9,6 @@ use http::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tonic::body::Body;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Status};
@@ -17,6 +16,8 @@ use tower_service::Service;
 
 use super::links::Link;
 use crate::proto::client::peer_client::PeerClient;
+#[cfg(feature = "sim")]
+use crate::sim::dial as connect_tcp;
 
 /// HTTP/2 window of one stream, in bytes: a batch of entries must not wait for a round trip each 64 KiB.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
@@ -100,13 +101,19 @@ pub async fn dial(url: &str, within: Duration) -> io::Result<(Opened, Uri)> {
     tokio::time::timeout(within, open(url, timeouts)).await.map_err(io::Error::other)?
 }
 
+#[cfg(not(feature = "sim"))]
+async fn connect_tcp(host: &str, port: u16) -> io::Result<tokio::net::TcpStream> {
+    let socket = tokio::net::TcpStream::connect((host, port)).await?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
 async fn open(url: &str, timeouts: Timeouts) -> io::Result<(Opened, Uri)> {
     let origin: Uri = url.parse().map_err(io::Error::other)?;
     let authority = origin.authority().ok_or_else(|| io::Error::other("the URL names no host"))?;
     let port = authority.port_u16().unwrap_or(80);
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let socket = TcpStream::connect((host, port)).await?;
-    socket.set_nodelay(true)?;
+    let socket = connect_tcp(host, port).await?;
     let (sender, connection) = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)

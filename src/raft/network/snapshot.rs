@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use super::channel::{Channel, addressed};
 use super::links::Link;
+use crate::blocking;
 use crate::cluster::id::MemberId;
 use crate::proto::skegpb as pb;
 use crate::proto::skegpb::snapshot_chunk::Part;
@@ -98,7 +99,7 @@ async fn feed(
         let mut offset = held.get(file).copied().unwrap_or(0);
         loop {
             let source = Arc::clone(checkpoint);
-            let read = tokio::task::spawn_blocking(move || source.read_piece(file, offset)).await;
+            let read = blocking::spawn(move || source.read_piece(file, offset)).await;
             let Some(piece) = read.map_err(io::Error::other)?? else { break };
             offset += piece.data.len() as u64;
             sending.pace(piece.data.len()).await;
@@ -250,7 +251,7 @@ async fn take(
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = blocking::spawn(work).await;
     done.map_err(|error| Status::aborted(error.to_string()))?
 }
 

@@ -39,11 +39,15 @@ pub(super) struct Disk {
     no_fsync: bool,
     #[cfg(test)]
     pub(super) faults: std::sync::Arc<faults::Faults>,
+    #[cfg(feature = "sim")]
+    pub(super) journal: std::sync::Arc<crate::sim::disk::Journal>,
 }
 
 impl Disk {
     pub(super) fn new(dir: PathBuf, no_fsync: bool) -> Self {
         Self {
+            #[cfg(feature = "sim")]
+            journal: crate::sim::disk::journal(&dir),
             dir,
             no_fsync,
             #[cfg(test)]
@@ -85,6 +89,13 @@ impl Disk {
     }
 
     pub(super) fn create(&self, name: &str) -> io::Result<File> {
+        #[cfg(feature = "sim")]
+        {
+            if self.path(name).exists() {
+                self.journal.remove(name)?;
+            }
+            self.journal.created(name);
+        }
         OpenOptions::new()
             .read(true)
             .write(true)
@@ -101,7 +112,7 @@ impl Disk {
     /// Opens a file for direct writes, if the file system says that it takes them and in which blocks (Linux 6.1).
     /// Without syncs there is no use for it: the page cache is faster.
     pub(super) fn open_direct(&self, name: &str) -> Option<Direct> {
-        if self.no_fsync {
+        if self.no_fsync || cfg!(feature = "sim") {
             return None;
         }
         let flags = i32::try_from(OFlags::DIRECT.bits()).ok()?;
@@ -120,6 +131,9 @@ impl Disk {
         self.faults.check_write(purpose)?;
         #[cfg(not(test))]
         let _ = purpose;
+        #[cfg(feature = "sim")]
+        return self.journal.write(file, bytes, offset);
+        #[cfg(not(feature = "sim"))]
         file.write_all_at(bytes, offset)
     }
 
@@ -129,19 +143,31 @@ impl Disk {
         self.faults.check_sync(purpose)?;
         #[cfg(not(test))]
         let _ = purpose;
+        #[cfg(feature = "sim")]
+        return self.journal.sync(file, purpose == Purpose::Append);
+        #[cfg(not(feature = "sim"))]
         if self.no_fsync { Ok(()) } else { file.sync_data() }
     }
 
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        #[cfg(feature = "sim")]
+        return self.journal.rename(from, to);
+        #[cfg(not(feature = "sim"))]
         std::fs::rename(self.path(from), self.path(to))
     }
 
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        #[cfg(feature = "sim")]
+        return self.journal.remove(name);
+        #[cfg(not(feature = "sim"))]
         std::fs::remove_file(self.path(name))
     }
 
     /// Makes earlier renames and removals durable.
     pub(super) fn sync_dir(&self) -> io::Result<()> {
+        #[cfg(feature = "sim")]
+        return self.journal.sync_dir();
+        #[cfg(not(feature = "sim"))]
         if self.no_fsync { Ok(()) } else { File::open(&self.dir)?.sync_all() }
     }
 }

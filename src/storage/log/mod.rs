@@ -53,6 +53,10 @@ mod recovery;
 mod segment;
 mod supply;
 mod tail;
+#[cfg(feature = "sim")]
+mod tasks;
+#[cfg(not(feature = "sim"))]
+mod threads;
 mod writer;
 
 #[cfg(test)]
@@ -62,11 +66,9 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 pub use self::error::LogError;
 
@@ -74,6 +76,10 @@ use self::disk::Disk;
 use self::format::{INDEX_LIMIT, PAYLOAD_LIMIT_BYTES};
 use self::queue::Shared;
 use self::supply::{Supplier, Supply};
+#[cfg(feature = "sim")]
+use self::tasks::Workers;
+#[cfg(not(feature = "sim"))]
+use self::threads::Workers;
 use self::writer::Writer;
 
 /// The largest segment: offsets take 32 bits, and a late supply may let a segment grow to four times its size.
@@ -214,24 +220,8 @@ impl Log {
             path: options.dir.clone(),
             source,
         })?;
-        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-            let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
-            thread.map_err(|source| LogError::Io {
-                action: "start a thread for",
-                path: options.dir.clone(),
-                source,
-            })
-        };
-        let supply_thread = spawn("skeg-log-supply", Box::new(|| supplier.run()))?;
-        let log_thread = match spawn("skeg-log", Box::new(|| writer.run())) {
-            Ok(thread) => thread,
-            Err(error) => {
-                supply.stop();
-                return Err(error);
-            }
-        };
-        let threads = Mutex::new(Some([log_thread, supply_thread]));
-        Ok((Self { handle: Arc::new(Handle { shared, supply, threads }) }, recovered))
+        let workers = Workers::start(&options.dir, writer, supplier)?;
+        Ok((Self { handle: Arc::new(Handle { shared, supply, workers }) }, recovered))
     }
 
     /// Appends entries that follow the last one. They are readable on return; `done` is called from the log thread once
@@ -391,21 +381,12 @@ fn check_payload(payload: &Bytes) -> Result<(), LogError> {
 struct Handle {
     shared: Arc<Shared>,
     supply: Arc<Supply>,
-    /// The log thread and the supply thread.
-    threads: Mutex<Option<[JoinHandle<()>; 2]>>,
+    workers: Workers,
 }
 
 impl Handle {
     fn stop(&self) {
-        let Some([log_thread, supply_thread]) = self.threads.lock().take() else { return };
-        self.shared.stop();
-        // The log thread itself may drop the last handle, with a callback that held it. It ends by itself then.
-        if log_thread.thread().id() != thread::current().id() {
-            // A panic is known already: it failed the log.
-            let _ = log_thread.join();
-        }
-        self.supply.stop();
-        let _ = supply_thread.join();
+        self.workers.stop(&self.shared, &self.supply);
     }
 }
 

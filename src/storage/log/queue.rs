@@ -230,11 +230,7 @@ impl Shared {
         let mut state = self.state.lock();
         let mut gathering = true;
         loop {
-            if state.hint.as_ref().is_some_and(|hint| state.stopping || hint.due <= clock::now()) {
-                // At the queue's end: whatever it says is committed was queued before.
-                let hint = state.hint.take().expect("seen above");
-                state.enqueue(Record::Committed(hint.payload), None);
-            }
+            state.queue_hint();
             if !state.queue.is_empty() {
                 if std::mem::take(&mut gathering) && state.expects_company() {
                     self.gathered.wait_for(&mut state, GATHER);
@@ -250,6 +246,14 @@ impl Shared {
                 None => self.work.wait(&mut state),
             }
         }
+    }
+
+    /// Takes what is queued, if anything is.
+    #[cfg(feature = "sim")]
+    pub(super) fn take_queued(&self) -> Option<Vec<Op>> {
+        let mut state = self.state.lock();
+        state.queue_hint();
+        (!state.queue.is_empty()).then(|| state.dequeue())
     }
 
     /// Takes note of what is on disk now, and returns the segments that hold nothing live any more.
@@ -362,6 +366,15 @@ impl Shared {
 impl State {
     fn accepts(&self) -> bool {
         self.dead.is_none() && !self.stopping
+    }
+
+    /// Queues the committed hint if it has waited long enough.
+    fn queue_hint(&mut self) {
+        let stopping = self.stopping;
+        if let Some(hint) = self.hint.take_if(|hint| stopping || hint.due <= clock::now()) {
+            // At the queue's end: whatever it says is committed was queued before.
+            self.enqueue(Record::Committed(hint.payload), None);
+        }
     }
 
     fn enqueue(&mut self, record: Record, done: Option<Done>) {

@@ -84,7 +84,7 @@ impl Supply {
     /// Waits, and says whether to go on.
     fn pause(&self, time: Duration) -> bool {
         let mut orders = self.orders.lock();
-        if !orders.stopping {
+        if !orders.stopping && cfg!(not(feature = "sim")) {
             self.wake.wait_for(&mut orders, time);
         }
         !orders.stopping
@@ -118,27 +118,48 @@ impl Supplier {
     pub(super) fn run(mut self) {
         let mut not_before = None;
         while let Some(job) = self.next_job(not_before) {
-            match job {
-                Job::Retire(segments) => {
-                    if let Err(error) = self.retire(segments) {
-                        // They stay, as purged segments do after a crash, and the next start removes them.
-                        warn!(%error, dir = %self.disk.dir().display(), "cannot remove purged log segments");
-                    }
-                    not_before = None;
-                }
-                Job::Make(wanted) => match self.make(wanted) {
-                    Ok(segment) => {
-                        let mut orders = self.supply.orders.lock();
-                        orders.wanted = None;
-                        orders.ready = segment.map(Arc::new);
-                    }
-                    Err(error) => {
-                        warn!(%error, dir = %self.disk.dir().display(), "cannot make the next log segment, going on in this one");
-                        not_before = Some(clock::now() + RETRY_PAUSE);
-                    }
-                },
-            }
+            not_before = self.perform(job);
         }
+    }
+
+    /// Does a job; after a failure gives when to go on.
+    fn perform(&mut self, job: Job) -> Option<Instant> {
+        match job {
+            Job::Retire(segments) => {
+                if let Err(error) = self.retire(segments) {
+                    // They stay, as purged segments do after a crash, and the next start removes them.
+                    warn!(%error, dir = %self.disk.dir().display(), "cannot remove purged log segments");
+                }
+                None
+            }
+            Job::Make(wanted) => match self.make(wanted) {
+                Ok(segment) => {
+                    let mut orders = self.supply.orders.lock();
+                    orders.wanted = None;
+                    orders.ready = segment.map(Arc::new);
+                    None
+                }
+                Err(error) => {
+                    warn!(%error, dir = %self.disk.dir().display(), "cannot make the next log segment, going on in this one");
+                    Some(clock::now() + RETRY_PAUSE)
+                }
+            },
+        }
+    }
+
+    /// Does one job, if there is any.
+    #[cfg(feature = "sim")]
+    pub(super) fn step(&mut self) {
+        let job = {
+            let mut orders = self.supply.orders.lock();
+            let retired = std::mem::take(&mut orders.retired);
+            match orders.wanted.filter(|_| !orders.stopping) {
+                _ if !retired.is_empty() => Job::Retire(retired),
+                Some(wanted) => Job::Make(wanted),
+                None => return,
+            }
+        };
+        self.perform(job);
     }
 
     fn next_job(&self, not_before: Option<Instant>) -> Option<Job> {

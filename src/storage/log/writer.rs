@@ -106,21 +106,35 @@ impl Writer {
         let shared = Arc::clone(&self.shared);
         let _alarm = PanicAlarm(&shared);
         while let Some(ops) = shared.take() {
-            shared.set_busy(Some(clock::now()));
-            if let Err(error) = self.write(&ops) {
-                shared.fail(&error, ops);
+            if !self.take_batch(ops) {
                 return;
             }
-            let changes = std::mem::take(&mut self.changes);
-            shared.set_busy(None);
-            let retired = shared.settle(&ops, changes, std::mem::take(&mut self.total_bytes));
-            for done in ops.into_iter().filter_map(|op| op.done) {
-                done(Ok(()));
-            }
-            if !retired.is_empty() {
-                self.supply.retire(retired);
-            }
         }
+    }
+
+    /// What it shares with callers.
+    #[cfg(feature = "sim")]
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Writes what was queued and reports; false when that ended the log.
+    pub(super) fn take_batch(&mut self, ops: Vec<Op>) -> bool {
+        self.shared.set_busy(Some(clock::now()));
+        if let Err(error) = self.write(&ops) {
+            self.shared.fail(&error, ops);
+            return false;
+        }
+        let changes = std::mem::take(&mut self.changes);
+        self.shared.set_busy(None);
+        let retired = self.shared.settle(&ops, changes, std::mem::take(&mut self.total_bytes));
+        for done in ops.into_iter().filter_map(|op| op.done) {
+            done(Ok(()));
+        }
+        if !retired.is_empty() {
+            self.supply.retire(retired);
+        }
+        true
     }
 
     /// Writes the operations and syncs them.

@@ -108,6 +108,7 @@ impl Load {
         }
         let until = last.iter().filter_map(|call| call.revision()).max().expect("there are members");
         self.until.send_replace(until);
+        #[expect(clippy::disallowed_methods, reason = "a test has no simulation to order its threads")]
         let mut history = tokio::task::spawn_blocking(|| self.thread.join())
             .await
             .unwrap()
