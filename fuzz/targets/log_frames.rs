@@ -1,17 +1,10 @@
 //! Arbitrary files as a log. What must hold is written in `src/storage/log/fuzz.rs`.
-//!
-//! The log is compiled in by path: it stands alone, and without the rest this builds in seconds and needs no RocksDB.
 
 #![no_main]
-#![allow(dead_code, reason = "the server uses the rest")]
-
-#[path = "../../src/clock.rs"]
-mod clock;
-#[path = "../../src/storage/log/mod.rs"]
-mod log;
 
 use std::cell::OnceCell;
 
+use skeg::storage::log;
 use tempfile::TempDir;
 
 thread_local! {
