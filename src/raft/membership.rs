@@ -112,22 +112,18 @@ impl Node {
 
     /// How many voters have answered for that long, this member included.
     pub fn answering_voters(&self, at_least: Duration) -> usize {
-        let here = self.options.identity.member_id;
-        let answers = |id: u64| {
-            id == here
-                || self
-                    .links
-                    .get(id)
-                    .and_then(|link| link.answers_for())
-                    .is_some_and(|answers| answers >= at_least)
-        };
-        self.voters().into_iter().filter(|id| answers(*id)).count()
+        self.voters().into_iter().filter(|id| self.has_answered_for(*id, at_least)).count()
     }
 
     /// True if the member answers.
     pub fn answers(&self, member_id: u64) -> bool {
-        member_id == self.options.identity.member_id
-            || self.links.get(member_id).is_some_and(|link| link.answers_for().is_some())
+        self.has_answered_for(member_id, Duration::ZERO)
+    }
+
+    /// True if the member has answered for that long; this one always has.
+    fn has_answered_for(&self, member_id: u64, at_least: Duration) -> bool {
+        let answers_for = || self.links.get(member_id).and_then(|link| link.answers_for());
+        member_id == self.options.identity.member_id || answers_for() >= Some(at_least)
     }
 
     /// What a member is known to hold and this one's last index; `None` if this member does not lead.

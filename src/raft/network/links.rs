@@ -114,10 +114,11 @@ impl Links {
         if let Some(link) = self.get(member_id) {
             return link;
         }
-        let mut links = self.links.write();
-        Arc::clone(links.entry(member_id).or_insert_with(|| {
-            Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict))
-        }))
+        Arc::clone(self.links.write().entry(member_id).or_insert_with(|| self.link_to(member_id, urls)))
+    }
+
+    fn link_to(&self, member_id: u64, urls: &[String]) -> Arc<Link> {
+        Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict))
     }
 
     /// Takes what the applied log says of the members: their addresses, and who is gone.
@@ -135,15 +136,7 @@ impl Links {
         let mut links = self.links.write();
         links.retain(|id, _| named.contains_key(id));
         for (id, urls) in named {
-            match links.get(&id) {
-                Some(link) => link.move_to(urls),
-                None => {
-                    links.insert(
-                        id,
-                        Link::new(self.identity, id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict)),
-                    );
-                }
-            }
+            links.entry(id).or_insert_with(|| self.link_to(id, urls)).move_to(urls);
         }
     }
 }
