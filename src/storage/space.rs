@@ -39,7 +39,7 @@ pub struct Space {
     free: AtomicU64,
     low_bytes: u64,
     reserve_bytes: u64,
-    /// The reserve was given up.
+    /// There is no reserve: it was given up, or could not be made.
     given_up: AtomicBool,
 }
 
@@ -125,8 +125,11 @@ impl Space {
         match self.make_reserve() {
             Ok(()) => self.given_up.store(false, Ordering::Relaxed),
             Err(error) => {
-                info!(%error, "no reserve of disk space");
                 let _ = std::fs::remove_file(&self.reserve);
+                // It is tried at every look: a file system that cannot set room aside is not news each time.
+                if !self.given_up.swap(true, Ordering::Relaxed) {
+                    info!(%error, "no reserve of disk space");
+                }
             }
         }
     }
