@@ -11,7 +11,7 @@ use super::error::Error;
 use crate::apply::{self, Outcome, Reply, State, guard};
 use crate::clock;
 use crate::cluster::id::{ClusterId, MemberId};
-use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
+use crate::proto::etcdserverpb::{AlarmType, alarm_request::AlarmAction};
 use crate::proto::skegpb::command::Kind;
 use crate::raft::Node;
 use crate::storage::Space;
@@ -115,13 +115,9 @@ impl Context {
         if store.sizes().total_bytes + cost < quota {
             return Ok(());
         }
-        let raise = AlarmRequest {
-            action: AlarmAction::Activate as i32,
-            member_id: self.member_id.get(),
-            alarm: AlarmType::Nospace as i32,
-        };
         if !self.state.cluster.read().is_raised(AlarmType::Nospace) {
-            self.apply(Kind::Alarm(raise)).await?;
+            let raise = apply::alarm(AlarmAction::Activate, self.member_id.get(), AlarmType::Nospace);
+            self.apply(raise).await?;
         }
         Err(Error::NoSpace.into())
     }

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use prost::Message;
 
+use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
 use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
 use crate::telemetry::metrics::Operation;
@@ -14,6 +15,11 @@ use crate::telemetry::metrics::Operation;
 pub fn decode(encoded: Bytes) -> Result<(Kind, u64), prost::DecodeError> {
     let command = Command::decode(encoded)?;
     Ok((command.kind.ok_or_else(unknown)?, command.request_id))
+}
+
+/// The command that raises or clears a member's alarm.
+pub fn alarm(action: AlarmAction, member_id: u64, alarm: AlarmType) -> Kind {
+    Kind::Alarm(AlarmRequest { action: action as i32, member_id, alarm: alarm as i32 })
 }
 
 /// The name under which a command is timed.

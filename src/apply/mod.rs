@@ -22,7 +22,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use prost::Message;
 
-pub use command::{decode, operation};
+pub use command::{alarm, decode, operation};
 pub use outcome::{Outcome, Refusal, Reply};
 pub use txn::{is_read_only, is_serializable, read_txn};
 

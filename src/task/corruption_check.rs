@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use tracing::{error, info, warn};
 
-use crate::apply::State;
+use crate::apply::{self, State};
 use crate::cluster::id::MemberId;
-use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
-use crate::proto::skegpb::command::Kind;
+use crate::proto::etcdserverpb::{AlarmType, alarm_request::AlarmAction};
 use crate::raft::Node;
 
 /// Compares the history at its current revision, every so often, while this member leads.
@@ -66,9 +65,8 @@ async fn raise(node: &Node, state: &State, member_id: u64) {
     if state.cluster.read().has_raised(member_id, AlarmType::Corrupt) {
         return;
     }
-    let action = AlarmAction::Activate as i32;
-    let request = AlarmRequest { action, member_id, alarm: AlarmType::Corrupt as i32 };
-    if let Err(error) = node.propose(Kind::Alarm(request)).await {
+    let command = apply::alarm(AlarmAction::Activate, member_id, AlarmType::Corrupt);
+    if let Err(error) = node.propose(command).await {
         warn!(%error, "alarm of a corrupt member not raised");
     }
 }

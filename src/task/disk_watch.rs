@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use tracing::{error, info, warn};
 
-use crate::apply::State;
-use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
-use crate::proto::skegpb::command::Kind;
+use crate::apply::{self, State};
+use crate::proto::etcdserverpb::{AlarmType, alarm_request::AlarmAction};
 use crate::raft::Node;
 use crate::storage::Space;
 
@@ -50,12 +49,8 @@ pub async fn watch_space(node: Node, state: State, space: Arc<Space>) {
 }
 
 async fn set_alarm(node: &Node, action: AlarmAction) {
-    let request = AlarmRequest {
-        action: action as i32,
-        member_id: node.identity().member_id,
-        alarm: AlarmType::Nospace as i32,
-    };
-    if let Err(error) = node.propose(Kind::Alarm(request)).await {
+    let command = apply::alarm(action, node.identity().member_id, AlarmType::Nospace);
+    if let Err(error) = node.propose(command).await {
         warn!(%error, "alarm of a full disk not changed, trying again");
     }
 }
