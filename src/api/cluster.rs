@@ -86,8 +86,15 @@ impl Cluster for ClusterService {
         request: Request<pb::MemberPromoteRequest>,
     ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
         let id = request.into_inner().id;
-        self.0.check_promotion(id).await?;
-        let members = self.change(Kind::MemberPromote(skegpb::MemberPromote { id })).await?;
+        let counters = &self.0.metrics.server;
+        let promoted = match self.0.check_promotion(id).await {
+            Ok(()) => self.change(Kind::MemberPromote(skegpb::MemberPromote { id })).await,
+            Err(refusal) => Err(refusal.into()),
+        };
+        let members = promoted.inspect_err(|status| {
+            counters.failed_promotions.with_label_values(&[status.message()]).inc();
+        })?;
+        counters.promotions.inc();
         Ok(Response::new(pb::MemberPromoteResponse { header: Some(self.0.header_at(0)), members }))
     }
 

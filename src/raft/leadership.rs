@@ -42,6 +42,8 @@ pub(crate) struct Leadership {
 struct Seen {
     /// The last known leader; 0 for none yet.
     leader: u64,
+    /// Its term.
+    term: u64,
     /// When it became known.
     since: Option<Instant>,
     /// Who last appended to this member's log, and when.
@@ -84,14 +86,15 @@ impl Leadership {
         }
     }
 
-    /// Takes note of a term and its leader, 0 for none; true if the leader is another.
+    /// Takes note of a term and its leader, 0 for none; true if it was elected since the last one was seen.
     fn see(&self, term: u64, leader: u64) -> bool {
         self.term.store(term, Ordering::Relaxed);
         let mut seen = self.seen.lock();
-        if leader == 0 || seen.leader == leader {
+        if leader == 0 || (seen.leader, seen.term) == (leader, term) {
             return false;
         }
         seen.leader = leader;
+        seen.term = term;
         seen.since = Some(clock::now());
         true
     }

@@ -30,7 +30,7 @@ mod types;
 pub use ask::AskError;
 pub use compare::Comparison;
 pub use membership::TransferError;
-pub use network::{Membership, Opened, PeerService, ask_to_join, describe, dial};
+pub use network::{Membership, Opened, Served, ask_to_join, describe, dial};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
 pub use propose::ProposeError;
 pub use read_index::ReadError;

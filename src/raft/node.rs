@@ -189,7 +189,7 @@ impl Node {
         if options.force_new_cluster {
             force::stand_alone(&log, &mut recovered, &state, options.identity.member_id)?;
         }
-        let links = Arc::new(Links::new(options.identity, timeouts(&options)));
+        let links = Arc::new(Links::new(options.identity, timeouts(&options), Arc::clone(&options.metrics)));
         if let Beginning::Joining(members) = &options.beginning {
             links.follow(members.iter().map(|(id, urls)| (*id, urls.as_slice())));
         }
@@ -215,7 +215,8 @@ impl Node {
         let machine = Machine::new(state.clone(), log.clone(), source, listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
-        let network = Network { links: Arc::clone(&links) };
+        let heartbeat_interval = options.heartbeat_interval;
+        let network = Network { links: Arc::clone(&links), heartbeat_interval };
         let raft = Raft::new(options.identity.member_id, Arc::new(config), network, store, machine)
             .await
             .map_err(|error| StartError::Raft(error.to_string()))?;

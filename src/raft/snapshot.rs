@@ -27,7 +27,7 @@ use crate::storage::StorageError;
 use crate::storage::log::{Log, SEGMENT_BYTES};
 use crate::storage::mvcc::Store;
 use crate::storage::schema::{Family, MetaKey};
-use crate::storage::snapshot::{Checkpoint, Generation, Generations, SnapshotError, Staging};
+use crate::storage::snapshot::{Checkpoint, Generation, Generations, SnapshotError};
 
 /// Bytes of files sent in a second, to all peers together. It leaves a core's worth of time to those who are served meanwhile,
 /// and a gigabyte takes a quarter of a minute.
@@ -217,14 +217,13 @@ impl Arrival {
     /// Opens files that have all arrived, as a successor of `current`, and checks that they end where they are said to.
     ///
     /// # Errors
-    /// When they are not whole, or not what they are said to be; they are removed then.
+    /// When they are not what they are said to be; they are removed then.
     pub(super) fn open(
         generations: &Arc<Generations>,
-        staging: Staging,
+        generation: Generation,
         current: &Store,
         last: LogId,
     ) -> Result<Arrival, ArrivalError> {
-        let generation = generations.admit(staging)?;
         let store = match current.open_successor(&generation.dir) {
             Ok(store) => Arc::new(store),
             Err(error) => {

@@ -256,8 +256,12 @@ impl RaftStateMachine<TypeConfig> for Machine {
         let Files::Arrived(arrival) = files else {
             return Err(io::Error::other("the files here are behind a snapshot of themselves"));
         };
-        let store = blocking::spawn(move || arrival.settle()).await.map_err(io::Error::other)??;
-        self.replace_store(store, meta)
+        let installs = &self.listeners.metrics.server.snapshot_installs;
+        installs.inc();
+        let settled = blocking::spawn(move || arrival.settle()).await.map_err(io::Error::other);
+        let placed = settled.flatten().and_then(|store| self.replace_store(store, meta));
+        installs.dec();
+        placed
     }
 
     async fn get_current_snapshot(

@@ -21,7 +21,6 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
-use tower_service::Service as _;
 use tracing::{debug, warn};
 
 use super::coalesce::coalesce;
@@ -29,8 +28,7 @@ use super::pings::{Answering, Heard, Pings};
 use crate::api::{Answer, ResponseBody, Services};
 use crate::config::{KeepAlive, ListenAddress, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
-use crate::proto::server::peer_server::PeerServer;
-use crate::raft::PeerService;
+use crate::raft::Served;
 
 /// Connections waiting to be accepted. Go's default is the system's limit, which is this on most systems.
 const BACKLOG: i32 = 4096;
@@ -74,7 +72,7 @@ pub(super) enum Serves {
     /// HTTP/1.1 alone.
     Http(Gateway, Port),
     /// What peers are served, and some HTTP/1.1.
-    Peers(PeerServer<PeerService>, Gateway),
+    Peers(Served, Gateway),
 }
 
 /// One connection's way in.
@@ -230,11 +228,8 @@ impl Guest {
                 return plain(gateway, request, Port::Peer);
             }
             Serves::Peers(peers, _) => {
-                let mut peers = peers.clone();
-                return Box::pin(async move {
-                    let Ok(response) = peers.call(request).await;
-                    response.map(ResponseBody::from)
-                });
+                let answer = peers.clone().call(request);
+                return Box::pin(async move { answer.await.map(ResponseBody::from) });
             }
         };
         let content_type =

@@ -28,7 +28,7 @@ use crate::config::{Config, FeatureGate, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
-use crate::raft::{Membership, Node, NodeOptions, PeerService};
+use crate::raft::{Membership, Node, NodeOptions, Served};
 use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::storage::snapshot::Generations;
@@ -226,9 +226,9 @@ impl Member {
     }
 
     /// What peers are served.
-    fn peer_service(&self) -> crate::proto::server::peer_server::PeerServer<PeerService> {
+    fn peer_service(&self) -> Served {
         let context = Arc::clone(&self.context);
-        PeerService::new(self.context.node.clone(), move || Membership {
+        Served::new(self.context.node.clone(), move || Membership {
             members: context.members(),
             version: context.state.cluster.read().version().unwrap_or_default().to_owned(),
         })

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,10 +15,12 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Status};
 use tower_service::Service;
 
+use super::counted::CountedBody;
 use super::links::Link;
 use crate::proto::client::peer_client::PeerClient;
 #[cfg(feature = "sim")]
 use crate::sim::dial as connect_tcp;
+use crate::telemetry::metrics::PeerCounters;
 
 /// HTTP/2 window of one stream, in bytes: a batch of entries must not wait for a round trip each 64 KiB.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
@@ -84,7 +87,8 @@ async fn connect(link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
 }
 
 async fn connect_to(url: &str, link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
-    let (opened, origin) = open(url, link.timeouts()).await?;
+    let (mut opened, origin) = open(url, link.timeouts()).await?;
+    opened.1 = link.counters().cloned();
     let sender = opened.0.clone();
     let client = PeerClient::with_origin(opened, origin)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -126,7 +130,7 @@ async fn open(url: &str, timeouts: Timeouts) -> io::Result<(Opened, Uri)> {
         .await
         .map_err(io::Error::other)?;
     tokio::spawn(connection);
-    Ok((Opened(sender), origin))
+    Ok((Opened(sender, None), origin))
 }
 
 /// How long things between members may take.
@@ -140,12 +144,12 @@ pub(crate) struct Timeouts {
     pub(crate) ping_answer: Duration,
 }
 
-/// An open connection as tonic's clients want it.
+/// An open connection as tonic's clients want it, counting for a peer if it is to one.
 #[derive(Clone)]
-pub struct Opened(SendRequest<Body>);
+pub struct Opened(SendRequest<Body>, Option<Arc<PeerCounters>>);
 
 impl Service<http::Request<Body>> for Opened {
-    type Response = http::Response<Incoming>;
+    type Response = http::Response<CountedBody<Incoming>>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -154,7 +158,13 @@ impl Service<http::Request<Body>> for Opened {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
+        let (sent, received) = match &self.1 {
+            Some(counters) => (Some(counters.sent_bytes.clone()), Some(counters.received_bytes.clone())),
+            None => (None, None),
+        };
+        let request = request.map(|body| Body::new(CountedBody::new(body, sent)));
+        let answered = self.0.send_request(request);
+        Box::pin(async move { Ok(answered.await?.map(|body| CountedBody::new(body, received))) })
     }
 }
 

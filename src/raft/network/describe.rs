@@ -12,7 +12,7 @@ use crate::storage::data_dir::Identity;
 pub async fn describe(peer_urls: Vec<String>, within: Duration) -> Option<DescribeResponse> {
     let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
     let nobody = Identity { member_id: 0, cluster_id: 0 };
-    let link = Link::new(nobody, 0, timeouts, peer_urls, Arc::default());
+    let link = Link::new(nobody, 0, timeouts, peer_urls, Arc::default(), None);
     let asking = async {
         let mut client = Channel::default().open(&link).await.ok()?;
         client.describe(DescribeRequest {}).await.ok()
@@ -33,7 +33,7 @@ pub async fn ask_to_join(
 ) -> Result<u64, String> {
     let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
     let nobody = Identity { member_id: 0, cluster_id: described.cluster_id };
-    let link = Link::new(nobody, described.member_id, timeouts, at, Arc::default());
+    let link = Link::new(nobody, described.member_id, timeouts, at, Arc::default(), None);
     let asked =
         link.ask(InviteRequest { peer_urls, replaces }, async |client, request| client.invite(request).await);
     let answered = tokio::time::timeout(within, asked).await.map_err(|_| "no answer in time".to_owned())?;

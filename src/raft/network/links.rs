@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::cluster::id::MemberId;
 use crate::proto::skegpb::DescribeRequest;
 use crate::storage::data_dir::Identity;
+use crate::telemetry::metrics::{Metrics, PeerCounters};
 
 /// Time between questions whether a peer is there.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -28,6 +29,7 @@ pub(crate) struct Links {
     verdict: Arc<Verdict>,
     /// The highest index that a leader has said is committed.
     committed: AtomicU64,
+    metrics: Arc<Metrics>,
 }
 
 /// What a peer said of this member.
@@ -57,6 +59,8 @@ pub(crate) struct Link {
     contact: Mutex<Contact>,
     acknowledged: Mutex<Acknowledged>,
     verdict: Arc<Verdict>,
+    /// `None` for one that is asked before this member belongs to its cluster.
+    counters: Option<Arc<PeerCounters>>,
 }
 
 /// What is known of a peer's health.
@@ -69,13 +73,14 @@ struct Contact {
 }
 
 impl Links {
-    pub(crate) fn new(identity: Identity, timeouts: Timeouts) -> Links {
+    pub(crate) fn new(identity: Identity, timeouts: Timeouts, metrics: Arc<Metrics>) -> Links {
         Links {
             identity,
             timeouts,
             links: RwLock::default(),
             verdict: Arc::default(),
             committed: AtomicU64::new(0),
+            metrics,
         }
     }
 
@@ -118,7 +123,15 @@ impl Links {
     }
 
     fn link_to(&self, member_id: u64, urls: &[String]) -> Arc<Link> {
-        Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), Arc::clone(&self.verdict))
+        let [local, remote] = [self.identity.member_id, member_id].map(|id| MemberId::new(id).to_string());
+        let counters = Some(self.metrics.peers.peer(&local, &remote));
+        let verdict = Arc::clone(&self.verdict);
+        Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), verdict, counters)
+    }
+
+    /// Where all is counted.
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Takes what the applied log says of the members: their addresses, and who is gone.
@@ -134,7 +147,13 @@ impl Links {
         let mut named: BTreeMap<u64, &[String]> = members.collect();
         named.remove(&self.identity.member_id);
         let mut links = self.links.write();
-        links.retain(|id, _| named.contains_key(id));
+        links.retain(|id, link| {
+            let stays = named.contains_key(id);
+            if !stays {
+                link.counters().inspect(|counters| counters.active.set(0));
+            }
+            stays
+        });
         for (id, urls) in named {
             links.entry(id).or_insert_with(|| self.link_to(id, urls)).move_to(urls);
         }
@@ -158,6 +177,7 @@ impl Link {
         timeouts: Timeouts,
         urls: Vec<String>,
         verdict: Arc<Verdict>,
+        counters: Option<Arc<PeerCounters>>,
     ) -> Arc<Link> {
         Arc::new(Link {
             identity,
@@ -168,6 +188,7 @@ impl Link {
             contact: Mutex::default(),
             acknowledged: Mutex::default(),
             verdict,
+            counters,
         })
     }
 
@@ -188,6 +209,16 @@ impl Link {
 
     pub(super) fn timeouts(&self) -> Timeouts {
         self.timeouts
+    }
+
+    /// What is counted of the peer.
+    pub(super) fn counters(&self) -> Option<&Arc<PeerCounters>> {
+        self.counters.as_ref()
+    }
+
+    /// Counts something that was sent and did not arrive, or was not answered.
+    pub(super) fn count_failure(&self) {
+        self.counters().inspect(|counters| counters.sent_failures.inc());
     }
 
     fn move_to(&self, urls: &[String]) {
@@ -244,9 +275,15 @@ impl Link {
     /// Asks whether the peer is there.
     pub(crate) async fn probe(&self) {
         let within = self.timeouts.connect + self.timeouts.ping_answer;
+        let started = clock::now();
         let asked = self.ask(DescribeRequest {}, async |client, request| client.describe(request).await);
-        if tokio::time::timeout(within, asked).await.is_err() {
-            self.note(Some(&Status::unavailable("no answer in time")));
+        match tokio::time::timeout(within, asked).await {
+            Ok(Ok(_)) => {
+                let took = clock::now().duration_since(started);
+                self.counters().inspect(|counters| counters.round_trip.observe(took.as_secs_f64()));
+            }
+            Ok(Err(_)) => {}
+            Err(_) => self.note(Some(&Status::unavailable("no answer in time"))),
         }
     }
 
@@ -259,11 +296,13 @@ impl Link {
                 contact.refused = false;
                 if contact.answers_since.is_none() {
                     contact.answers_since = Some(clock::now());
+                    self.counters().inspect(|counters| counters.active.set(1));
                     info!(%peer, "peer became active");
                 }
             }
             Some(status) => {
                 let reason = status.message();
+                self.count_failure();
                 if is_refusal(status) && reason == REMOVED {
                     self.verdict.removed.store(true, Ordering::Relaxed);
                 }
@@ -271,6 +310,10 @@ impl Link {
                     self.verdict.forgot.store(true, Ordering::Relaxed);
                 }
                 if contact.answers_since.take().is_some() {
+                    self.counters().inspect(|counters| {
+                        counters.active.set(0);
+                        counters.disconnected.inc();
+                    });
                     warn!(%peer, reason, "peer became inactive");
                 } else if is_refusal(status) && !std::mem::replace(&mut contact.refused, true) {
                     warn!(%peer, reason, "refused by a peer");

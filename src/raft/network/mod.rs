@@ -13,6 +13,7 @@
 
 mod ask;
 mod channel;
+mod counted;
 mod describe;
 mod forward;
 mod links;
@@ -23,7 +24,7 @@ mod wire;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt, TryStreamExt};
 use openraft::OptionalSend;
@@ -40,13 +41,15 @@ use tracing::warn;
 
 pub(crate) use channel::Timeouts;
 pub use channel::{Opened, dial};
+pub use counted::Served;
 pub use describe::{ask_to_join, describe};
 pub(crate) use forward::{Answer, Forwarder};
 pub(crate) use links::{Link, Links, probe};
-pub use service::{Membership, PeerService};
+pub use service::Membership;
 
 use super::snapshot::Files;
 use super::types::{Peer, TypeConfig};
+use crate::clock;
 use crate::cluster::id::MemberId;
 use channel::{Channel, addressed};
 
@@ -67,6 +70,7 @@ type Failure = RPCError<TypeConfig>;
 /// Makes connections to peers.
 pub(crate) struct Network {
     pub(crate) links: Arc<Links>,
+    pub(crate) heartbeat_interval: Duration,
 }
 
 /// What openraft's tasks talk to one peer through; each has its own.
@@ -75,6 +79,23 @@ pub(crate) struct Connection {
     link: Arc<Link>,
     /// For streams of entries.
     channel: Channel,
+    /// Of one that carries heartbeats alone.
+    beats: Option<Beats>,
+}
+
+/// Whether heartbeats leave in time.
+struct Beats {
+    /// Time between two, at most, without being counted as late. etcd: twice the interval.
+    at_most: Duration,
+    last: Option<Instant>,
+}
+
+impl Beats {
+    /// Notes that one leaves; true if it is late.
+    fn note(&mut self, now: Instant) -> bool {
+        let last = self.last.replace(now);
+        last.is_some_and(|last| now.duration_since(last) > self.at_most)
+    }
 }
 
 impl RaftNetworkFactory<TypeConfig> for Network {
@@ -85,7 +106,13 @@ impl RaftNetworkFactory<TypeConfig> for Network {
             links: Arc::clone(&self.links),
             link: self.links.ensure(target, &node.peer_urls),
             channel: Channel::default(),
+            beats: None,
         }
+    }
+
+    async fn new_heartbeat_client(&mut self, target: u64, node: &Peer) -> Connection {
+        let beats = Beats { at_most: 2 * self.heartbeat_interval, last: None };
+        Connection { beats: Some(beats), ..self.new_client(target, node).await }
     }
 }
 
@@ -126,9 +153,14 @@ impl RaftNetworkV2<TypeConfig> for Connection {
             let Some(first) = input.next().await else {
                 return Ok(Box::pin(futures::stream::empty()) as BoxStream<'s, _>);
             };
+            if self.beats.as_mut().is_some_and(|beats| beats.note(clock::now())) {
+                self.links.metrics().peers.late_heartbeats.inc();
+            }
             let term = first.vote.leader_id().term;
             let input = futures::stream::once(std::future::ready(first)).chain(input);
-            let mut client = self.channel.open(&self.link).await.map_err(|error| unreachable(&error))?;
+            let opened = self.channel.open(&self.link).await;
+            let mut client =
+                opened.inspect_err(|_| self.link.count_failure()).map_err(|error| unreachable(&error))?;
             let requests = addressed(&self.link, input.map(wire::append_to_proto));
             let answered = client.append(requests).await;
             self.link.note(answered.as_ref().err());
@@ -140,7 +172,12 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                 }
             };
             let link = Arc::clone(&self.link);
-            let answers = answers.map_err(|status: Status| broken(&status)).and_then(move |answer| {
+            let failing = Arc::clone(&self.link);
+            let answers = answers.map_err(move |status: Status| {
+                failing.count_failure();
+                broken(&status)
+            });
+            let answers = answers.and_then(move |answer| {
                 let answer = wire::appended_from_proto(answer).map_err(|error| broken(&error));
                 std::future::ready(answer.and_then(|answer| remembered(&link, term, answer)))
             });
@@ -176,9 +213,10 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                 "another member's files are not sent on",
             )));
         };
+        let read = &self.links.metrics().peers.snapshot_read;
         let sent = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
-            sent = snapshot::send(&self.link, &mut self.channel, &vote, &snapshot.meta, &source) => sent,
+            sent = snapshot::send(&self.link, &mut self.channel, &vote, &snapshot.meta, &source, read) => sent,
         };
         match sent {
             Ok(vote) => Ok(SnapshotResponse::new(vote)),
@@ -241,5 +279,18 @@ impl Connection {
         let answer = self.link.ask(request, async |client, request| client.ask_vote(request).await).await;
         let answer = answer.map_err(|status| unreachable(&status))?;
         wire::vote_response_from_proto(answer).map_err(|error| broken(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_is_late_after_two_intervals() {
+        let mut beats = Beats { at_most: Duration::from_millis(200), last: None };
+        let start = clock::now();
+        let late = [0, 200, 401, 500].map(|at| beats.note(start + Duration::from_millis(at)));
+        assert_eq!(late, [false, false, true, false]);
     }
 }

@@ -4,6 +4,7 @@
 //! and the sender must not have been removed. A refusal says what is wrong, for the sender's log.
 
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -40,13 +41,13 @@ const RESULTS_MAX: usize = 1024;
 
 /// The Peer service.
 #[derive(Clone)]
-pub struct PeerService {
+pub(super) struct PeerService {
     node: Node,
     members: Arc<dyn Fn() -> Membership + Send + Sync>,
     receiving: Arc<Receiving>,
 }
 
-/// What [`PeerService`] tells of the cluster.
+/// What peers are told of the cluster.
 pub struct Membership {
     /// The members, as clients are told.
     pub members: Vec<etcdserverpb::Member>,
@@ -56,7 +57,7 @@ pub struct Membership {
 
 impl PeerService {
     /// Makes the service.
-    pub fn new(
+    pub(super) fn server(
         node: Node,
         members: impl Fn() -> Membership + Send + Sync + 'static,
     ) -> PeerServer<PeerService> {
@@ -109,7 +110,7 @@ impl PeerService {
 }
 
 /// What a peer that does not follow the protocol gets.
-fn malformed(error: std::io::Error) -> Status {
+fn malformed(error: io::Error) -> Status {
     Status::invalid_argument(error.to_string())
 }
 
@@ -123,21 +124,22 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<pb::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
-        self.check(&request)?;
+        let from = self.node.links.get(self.check(&request)?);
+        let counters = from.and_then(|link| link.counters().cloned());
         let budget = Arc::new(Semaphore::new(APPEND_BYTES_MAX));
         let held: Arc<Mutex<VecDeque<OwnedSemaphorePermit>>> = Arc::default();
         let holding = Arc::clone(&held);
         let node = self.node.clone();
-        let requests = request.into_inner().map(|message| {
-            let message = message.ok()?;
-            let bytes: usize = message.entries.iter().map(entry_bytes).sum();
-            match wire::append_from_proto(message) {
-                Ok(request) => Some((request, bytes)),
-                Err(error) => {
-                    warn!(%error, "a peer's entries are malformed");
-                    None
-                }
+        let requests = request.into_inner().map(move |message| {
+            let read = message.map_err(io::Error::other).and_then(|message| {
+                let bytes: usize = message.entries.iter().map(entry_bytes).sum();
+                let request = wire::append_from_proto(message);
+                Ok((request.inspect_err(|error| warn!(%error, "a peer's entries are malformed"))?, bytes))
+            });
+            if let (Err(_), Some(counters)) = (&read, &counters) {
+                counters.received_failures.inc();
             }
+            read.ok()
         });
         let requests = requests
             .take_while(|request| std::future::ready(request.is_some()))
@@ -207,7 +209,8 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<pb::SnapshotChunk>>,
     ) -> Result<Response<Self::InstallSnapshotStream>, Status> {
-        let from = MemberId::new(self.check(&request)?);
+        let peers = &self.node.links.metrics().peers;
+        let from = self.check(&request).inspect_err(|_| peers.refused_snapshot())?;
         let (answers, outgoing) = mpsc::channel(2);
         let (node, receiving) = (self.node.clone(), Arc::clone(&self.receiving));
         tokio::spawn(snapshot::receive(node, receiving, from, request.into_inner(), answers));
@@ -334,7 +337,7 @@ fn entry_bytes(entry: &pb::LogEntry) -> usize {
 type UnderWay = Pin<Box<dyn Future<Output = pb::ProposedResult> + Send>>;
 
 /// A peer's proposals under way: takes commands in and gives results out, within one task.
-pub struct Proposals {
+pub(super) struct Proposals {
     node: Node,
     /// What each message must name: only who reads this stream knows it.
     nonce: u64,

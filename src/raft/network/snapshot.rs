@@ -25,15 +25,17 @@ use tracing::{info, warn};
 use super::channel::{Channel, addressed};
 use super::links::Link;
 use crate::blocking;
+use crate::clock;
 use crate::cluster::id::MemberId;
 use crate::proto::skegpb as pb;
 use crate::proto::skegpb::snapshot_chunk::Part;
 use crate::proto::skegpb::snapshot_response::Result as Answer;
 use crate::raft::Node;
 use crate::raft::codec::{log_id_from_proto, log_id_to_proto, vote_from_proto, vote_to_proto};
-use crate::raft::snapshot::{Arrival, Files, Sending, Source};
+use crate::raft::snapshot::{Arrival, ArrivalError, Files, Sending, Source};
 use crate::raft::types::{LogId, SnapshotMeta, Vote};
 use crate::storage::snapshot::{Checkpoint, FileEntry, Offer, Piece, SnapshotError, Staging};
+use crate::telemetry::metrics::Histogram;
 
 /// Chunks between the files and the socket.
 const CHUNKS_WAITING: usize = 2;
@@ -49,7 +51,9 @@ pub(super) async fn send(
     vote: &Vote,
     from: &SnapshotMeta,
     source: &Arc<Source>,
+    snapshot_read: &Histogram,
 ) -> io::Result<Vote> {
+    let under_way = link.counters().map(|counters| counters.sent_snapshots.begin());
     let mut client = channel.open(link).await?;
     // Not before it can be reached: for a member that is gone nothing is kept.
     let sending = source.begin(from);
@@ -71,9 +75,12 @@ pub(super) async fn send(
     let peer = MemberId::new(link.member_id());
     let (size, already) = (checkpoint.offer().size_bytes(), held.iter().sum::<u64>());
     info!(%peer, bytes = size, already, "sending a snapshot");
+    let started = clock::now();
     let answer = tokio::select! {
         fed = feed(&checkpoint, &held, &sending, &chunks) => {
             fed?;
+            let took = clock::now().duration_since(started);
+            snapshot_read.observe(took.as_secs_f64());
             put(&chunks, Part::End(pb::SnapshotEnd {})).await?;
             next_answer(&mut answers, SETTLING).await?
         }
@@ -82,6 +89,9 @@ pub(super) async fn send(
     match answer {
         Answer::Vote(vote) => {
             info!(%peer, "a snapshot is in place");
+            if let Some(under_way) = under_way {
+                under_way.succeeded();
+            }
             Ok(vote_from_proto(vote))
         }
         Answer::Held(_) => Err(io::Error::other("the peer says again what it holds")),
@@ -149,13 +159,19 @@ type Held = OwnedMutexGuard<Option<Staging>>;
 pub(super) async fn receive(
     node: Node,
     receiving: Arc<Receiving>,
-    from: MemberId,
+    from: u64,
     mut chunks: Streaming<pb::SnapshotChunk>,
     answers: mpsc::Sender<Result<pb::SnapshotResponse, Status>>,
 ) {
+    let link = node.links.get(from);
+    let counters = link.as_ref().and_then(|link| link.counters());
+    let under_way = counters.map(|counters| counters.received_snapshots.begin());
+    let from = MemberId::new(from);
     let outcome = attempt(&node, &receiving, from, &mut chunks, &answers).await;
-    if let Err(status) = &outcome {
-        warn!(peer = %from, reason = status.message(), "a snapshot is not taken");
+    match (&outcome, under_way) {
+        (Ok(_), Some(under_way)) => under_way.succeeded(),
+        (Ok(_), None) => {}
+        (Err(status), _) => warn!(peer = %from, reason = status.message(), "a snapshot is not taken"),
     }
     let last = outcome.map(|vote| response(Answer::Vote(vote_to_proto(&vote))));
     let _ = answers.send(last).await;
@@ -205,6 +221,7 @@ async fn take(
     answers: &mpsc::Sender<Result<pb::SnapshotResponse, Status>>,
 ) -> Result<Arrival, Status> {
     let generations = Arc::clone(node.generations());
+    let started = clock::now();
     let mut held: Held = Arc::clone(&receiving.staging).lock_owned().await;
     let (dir, size) = (generations.staging_dir(), offer.size_bytes());
     held = on_thread(move || {
@@ -239,11 +256,16 @@ async fn take(
             Part::End(_) => break,
         }
     }
-    let store = node.state.store();
+    let (store, metrics) = (node.state.store(), Arc::clone(&node.options.metrics));
     on_thread(move || {
         let staging = held.take().ok_or_else(|| Status::aborted("nothing is being received"))?;
-        Arrival::open(&generations, staging, &store, last)
-            .map_err(|error| Status::data_loss(error.to_string()))
+        let refused = |error: ArrivalError| Status::data_loss(error.to_string());
+        let all_there = clock::now();
+        let generation = generations.admit(staging).map_err(|error| refused(error.into()))?;
+        let saved = clock::now();
+        metrics.peers.snapshot_sync.observe(saved.duration_since(all_there).as_secs_f64());
+        metrics.peers.snapshot_save.observe(saved.duration_since(started).as_secs_f64());
+        Arrival::open(&generations, generation, &store, last).map_err(refused)
     })
     .await
 }

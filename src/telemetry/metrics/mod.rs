@@ -12,6 +12,7 @@
 
 mod grpc;
 mod operation;
+mod peers;
 mod process;
 mod standing;
 
@@ -19,13 +20,14 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
+pub use prometheus::{Histogram, IntCounter};
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 pub use grpc::{Grpc, MethodCounters, MethodKind};
 pub use operation::{ByOperation, Operation};
+pub use peers::{PeerCounters, Peers, Transfer, Transfers};
 pub use standing::{Standing, raise};
 
 /// Everything that is counted as it happens. See the module.
@@ -43,6 +45,8 @@ pub struct Metrics {
     pub lease: Lease,
     /// Plain HTTP requests.
     pub http: Http,
+    /// What is exchanged with each peer.
+    pub peers: Peers,
     /// What is read when someone asks.
     pub standing: Standing,
 }
@@ -61,6 +65,12 @@ pub struct Server {
     pub slow_apply: IntCounter,
     /// Leases that ran out.
     pub lease_expired: IntCounter,
+    /// Learners promoted through this member.
+    pub promotions: IntCounter,
+    /// Promotions asked of this member and refused, by the refusal.
+    pub failed_promotions: IntCounterVec,
+    /// 1 while a peer's snapshot is put in place.
+    pub snapshot_installs: IntGauge,
 }
 
 /// The log and the store below.
@@ -133,6 +143,7 @@ impl Metrics {
             mvcc: Mvcc::new(&on),
             lease: Lease::new(&on),
             http: Http::new(&on),
+            peers: Peers::new(&on),
             standing: Standing::new(&on),
             registry,
         }
@@ -179,6 +190,16 @@ impl Server {
                 "Commands and reads slower than --warning-apply-duration.",
             ),
             lease_expired: on.counter("etcd_debugging_server_lease_expired_total", "Leases that ran out."),
+            promotions: on.counter("etcd_server_learner_promote_successes", "Learners promoted."),
+            failed_promotions: on.counters(
+                "etcd_server_learner_promote_failures",
+                "Promotions of learners that were refused.",
+                &["Reason"],
+            ),
+            snapshot_installs: on.gauge(
+                "etcd_server_snapshot_apply_in_progress_total",
+                "1 while a peer's snapshot is put in place.",
+            ),
         }
     }
 

@@ -52,7 +52,6 @@ standing! {
         proposals_committed "etcd_server_proposals_committed_total" "Index of the last committed entry.";
         proposals_applied "etcd_server_proposals_applied_total" "Index of the last applied entry.";
         proposals_pending "etcd_server_proposals_pending" "Proposals under way.";
-        snapshot_apply_in_progress "etcd_server_snapshot_apply_in_progress_total" "1 while a peer's snapshot is put in place.";
         quota_bytes "etcd_server_quota_backend_bytes" "Database size from which writes are refused.";
         auth_revision "etcd_debugging_auth_revision" "Revision of the users and roles.";
         db_size_bytes "etcd_mvcc_db_total_size_in_bytes" "Bytes of files and of what is not in them yet.";
@@ -80,10 +79,8 @@ standing! {
     counters {
         leader_changes "etcd_server_leader_changes_seen_total" "Changes of the leader.";
         proposals_failed "etcd_server_proposals_failed_total" "Proposals that failed.";
-        heartbeat_failures "etcd_server_heartbeat_send_failures_total" "Heartbeats not sent in time; without peers there are none.";
         slow_read_indexes "etcd_server_slow_read_indexes_total" "Questions to the leadership that had to be asked again.";
         failed_read_indexes "etcd_server_read_indexes_failed_total" "Reads that got no answer from the leadership.";
-        learner_promotions "etcd_server_learner_promote_successes" "Learners promoted.";
         ranges "etcd_mvcc_range_total" "Ranges.";
         puts "etcd_mvcc_put_total" "Puts.";
         deletes "etcd_mvcc_delete_total" "Range deletes.";

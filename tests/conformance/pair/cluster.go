@@ -33,6 +33,8 @@ const callLimit = 15 * time.Second
 type Cluster struct {
 	IsSkeg  bool
 	Members []*Store
+	// Flags are given to members that start from now on.
+	Flags []string
 
 	t        *testing.T
 	etcdctl  string
@@ -149,13 +151,13 @@ func (c *Cluster) start(at ...int) {
 		}
 		member := c.Members[i]
 		go func() {
-			failures <- member.run([]string{
+			failures <- member.run(append([]string{
 				"--name", member.Name,
 				"--data-dir", filepath.Join(member.dir, "data"),
 				"--listen-client-urls", "http://" + member.ClientAddress, "--advertise-client-urls", "http://" + member.ClientAddress,
 				"--listen-peer-urls", c.PeerURL(i), "--initial-advertise-peer-urls", c.PeerURL(i),
 				"--initial-cluster", c.initial, "--initial-cluster-state", state, "--unsafe-no-fsync",
-			})
+			}, c.Flags...))
 		}()
 	}
 	for range at {

@@ -73,12 +73,23 @@ func headers(response *http.Response) string {
 
 // Metrics reads /metrics and returns the value of each series, by name and labels as they stand.
 func (s *Session) Metrics() (map[string]string, map[string]string) {
-	response, err := http.Get(s.Store.URL("/metrics"))
+	values, types, err := s.Store.Metrics()
 	s.Require(err == nil, "metrics: %v", err)
+	return values, types
+}
+
+// Metrics reads /metrics: the value of each series, by name and labels as they stand, and the type of each metric.
+func (s *Store) Metrics() (values, types map[string]string, err error) {
+	response, err := http.Get(s.URL("/metrics"))
+	if err != nil {
+		return nil, nil, err
+	}
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
-	s.Require(err == nil, "metrics: %v", err)
-	values, types := map[string]string{}, map[string]string{}
+	if err != nil {
+		return nil, nil, err
+	}
+	values, types = map[string]string{}, map[string]string{}
 	for line := range strings.Lines(string(body)) {
 		fields := strings.Fields(line)
 		switch {
@@ -94,5 +105,5 @@ func (s *Session) Metrics() (map[string]string, map[string]string) {
 			values[strings.TrimSpace(line[:at])] = text
 		}
 	}
-	return values, types
+	return values, types, nil
 }
