@@ -176,18 +176,19 @@ impl Context {
 
     /// etcd: `mayRemoveMember` in `server/etcdserver/server.go`.
     fn check_removal(&self, id: u64) -> Result<(), Error> {
-        let removed = match self.state.cluster.read().member(id) {
-            // Removing a learner risks nothing; what there is not is refused when it is applied.
-            Some(member) if !member.is_learner => member.clone(),
-            _ => return Ok(()),
-        };
+        let removed = self.state.cluster.read().member(id).cloned();
+        if removed.as_ref().is_some_and(|member| member.is_learner) {
+            // That risks nothing.
+            return Ok(());
+        }
         let (voters, started) = self.voters();
-        let started_left = started - usize::from(!removed.name.is_empty());
-        if started_left < quorum(voters - 1) {
+        let leaves = usize::from(removed.is_some());
+        let leaves_started = usize::from(removed.is_some_and(|member| !member.name.is_empty()));
+        if started - leaves_started < quorum(voters - leaves) {
             return Err(Error::MemberNotEnoughStarted);
         }
         if !self.node.answers(id) {
-            // It is no part of the quorum that answers.
+            // It is no part of the quorum that answers; what there is not is refused when it is applied.
             return Ok(());
         }
         let active = self.node.answering_voters(HEALTHY_FOR);
