@@ -3,13 +3,14 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use skeg::clock;
 use tempfile::TempDir;
 
+use crate::ports::free_port;
 use crate::programs::{etcd, skeg};
 
 /// A start takes half a second; this only keeps a hang from stopping the tests.
@@ -34,7 +35,7 @@ impl Member {
     /// Starts a member with HTTP on the client port, or on one of its own.
     fn start(http_apart: bool, flags: &[&str]) -> Member {
         let directory = tempfile::tempdir().expect("a directory for the test");
-        let [client, peer, http, metrics] = free_ports();
+        let [client, peer, http, metrics] = [(); 4].map(|()| free_port());
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let log = File::create(directory.path().join("log")).expect("a file for the log");
         let mut command = Command::new(skeg());
@@ -111,11 +112,6 @@ impl Drop for Member {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind(("127.0.0.1", 0)).expect("a free port"));
-    listeners.map(|listener| listener.local_addr().expect("a bound address").port())
 }
 
 /// Asks by HTTP/1.1; none if the other side does not speak it.

@@ -17,5 +17,6 @@ mod http;
 mod lease;
 mod member;
 mod mount;
+mod ports;
 mod process;
 mod programs;

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, mpsc};
@@ -12,10 +11,13 @@ use std::time::Duration;
 use etcd_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::ports::free_port;
 use crate::programs::{Finished, run, skeg};
 
 /// How long a start may take before the test calls it a hang.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Bytes of a failed test's members' logs that are shown, of each member the last.
+const LOG_SHOWN_BYTES: usize = 100_000;
 
 /// Settings of a member, and its process while it runs.
 pub(crate) struct Member {
@@ -26,6 +28,8 @@ pub(crate) struct Member {
     peer_port: u16,
     peer_url: String,
     running: Option<Running>,
+    /// The end of what its processes so far have logged, and how they ended.
+    logged: String,
 }
 
 struct Running {
@@ -50,6 +54,7 @@ impl Member {
             peer_port,
             peer_url: peer.clone(),
             running: None,
+            logged: String::new(),
         };
         member.set("data-dir", directory.join("data").to_str().expect("a path in UTF-8"));
         member.set("listen-client-urls", &format!("{client},unix://{}", member.socket().display()));
@@ -116,8 +121,8 @@ impl Member {
     pub(crate) fn start(&mut self) {
         let ready = self.spawn(Command::new(skeg()));
         if ready.recv_timeout(PATIENCE).is_err() {
-            let (status, log) = self.kill();
-            panic!("the member did not get ready, and ended with {status}:\n{log}");
+            let (status, _) = self.kill();
+            panic!("the member did not get ready, and ended with {status}: its log is shown");
         }
     }
 
@@ -209,7 +214,12 @@ impl Member {
             panic!("the member did not end");
         }
         let status = running.child.wait().expect("a child can be waited for");
-        (status, running.log.join().expect("the log is read to its end"))
+        let log = running.log.join().expect("the log is read to its end");
+        self.logged.push_str(&log);
+        self.logged.push_str(&format!("--- ended: {status}\n"));
+        let too_much = self.logged.len().saturating_sub(LOG_SHOWN_BYTES);
+        self.logged.drain(..self.logged.ceil_char_boundary(too_much));
+        (status, log)
     }
 
     /// A client of its own connection.
@@ -221,10 +231,10 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         if self.running.is_some() {
-            let (_, log) = self.kill();
-            if thread::panicking() {
-                println!("log of {}:\n{log}", self.directory.display());
-            }
+            self.kill();
+        }
+        if thread::panicking() && !self.logged.is_empty() {
+            println!("log of {}:\n{}", self.directory.display(), self.logged);
         }
     }
 }
@@ -233,9 +243,4 @@ impl Drop for Member {
 pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     kill_process(pid, signal).expect("the process takes a signal");
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
-    listener.local_addr().expect("it is bound").port()
 }
