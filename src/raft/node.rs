@@ -26,7 +26,7 @@ use super::snapshot::Source;
 use super::state_machine::{Listeners, Machine};
 use super::types::{LogId, Peer, Raft, SnapshotMeta, Vote};
 use crate::apply::{Compaction, State};
-use crate::blocking;
+use crate::blocking::{self, Background};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::storage::data_dir::Identity;
@@ -93,6 +93,9 @@ pub enum StartError {
     /// A record does not decode.
     #[error("raft records: {0}")]
     Records(#[from] io::Error),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     /// Log and state do not fit together.
     #[error(
         "the raft log holds entries {first} to {last} but the state machine stands at {applied}: part of the data is \
@@ -155,6 +158,7 @@ pub struct Node {
     pub(super) forwarder: Forwarder,
     pub(super) outcomes: Arc<Outcomes>,
     pub(super) in_flight: Arc<AtomicUsize>,
+    background: Arc<Background>,
     pub(super) counts: Arc<NodeCounts>,
     pub(super) deadlines: Arc<Mutex<Deadlines>>,
     pub(super) options: Arc<NodeOptions>,
@@ -211,7 +215,14 @@ impl Node {
             metrics: Arc::clone(&options.metrics),
             slow: options.slow_apply,
         };
-        let source = Source::new(state.clone(), Arc::clone(&options.generations), log.clone());
+        let background = Background::start("skeg-background").map_err(StartError::Thread)?;
+        let background = Arc::new(background);
+        let source = Source::new(
+            state.clone(),
+            Arc::clone(&options.generations),
+            log.clone(),
+            Arc::clone(&background),
+        );
         let machine = Machine::new(state.clone(), log.clone(), source, listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
@@ -236,6 +247,7 @@ impl Node {
             forwarder,
             outcomes,
             in_flight: Arc::default(),
+            background,
             counts,
             deadlines,
             options: Arc::new(options),
@@ -293,6 +305,11 @@ impl Node {
     /// Is told whenever the store was replaced by a peer's.
     pub fn store_replacements(&self) -> watch::Receiver<()> {
         self.replaced.clone()
+    }
+
+    /// Where snapshots are received.
+    pub(super) fn background(&self) -> &Arc<Background> {
+        &self.background
     }
 
     /// The directories of the store.
@@ -457,9 +474,9 @@ fn raft_config(options: &NodeOptions) -> Result<Config, String> {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let election = millis(options.election_timeout);
     // openraft's election starts a lease (the maximum) and a draw from [minimum, maximum) after the last heartbeat:
-    // together in [1, 1.4) time-outs. etcd draws from [1, 2), but counts ticks, on average half of one too soon: with a
-    // tick of a tenth, the first of two followers stands after 1.2 in the middle, here after 1.12.
-    let (shortest, longest) = (election * 3 / 10, election * 7 / 10);
+    // together in [1, 1.3) time-outs. etcd draws from [1, 2), but counts ticks, on average half of one too soon: with a
+    // tick of a tenth, the first of two followers stands after 1.2 in the middle, here after 1.09.
+    let (shortest, longest) = (election * 35 / 100, election * 65 / 100);
     let config = Config {
         cluster_name: "skeg".to_owned(),
         heartbeat_interval: millis(options.heartbeat_interval),

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::codec;
 use super::types::{LogId, SnapshotMeta, StoredMembership};
 use crate::apply::State;
-use crate::blocking;
+use crate::blocking::{self, Background};
 use crate::clock;
 use crate::storage::StorageError;
 use crate::storage::log::{Log, SEGMENT_BYTES};
@@ -29,9 +29,9 @@ use crate::storage::mvcc::Store;
 use crate::storage::schema::{Family, MetaKey};
 use crate::storage::snapshot::{Checkpoint, Generation, Generations, SnapshotError};
 
-/// Bytes of files sent in a second, to all peers together. It leaves a core's worth of time to those who are served meanwhile,
-/// and a gigabyte takes a quarter of a minute.
-const SEND_BYTES_PER_SECOND: u64 = 64 << 20;
+/// Bytes of files sent in a second, to all peers together: a gigabyte takes four seconds. Those who are served meanwhile go
+/// first anyway: it is read and sent in the background.
+const SEND_BYTES_PER_SECOND: u64 = 256 << 20;
 /// How far the pace may lag behind the clock before what was missed is not made up for.
 const PACE_SLACK: Duration = Duration::from_millis(50);
 /// How long a checkpoint and the log behind it are kept after the last use: for a peer whose connection broke, and for one
@@ -63,6 +63,7 @@ pub(crate) struct Source {
     state: State,
     generations: Arc<Generations>,
     log: Log,
+    background: Arc<Background>,
     kept: Mutex<Kept>,
     /// Held while a checkpoint is made: one flush does for all who want one.
     making: tokio::sync::Mutex<()>,
@@ -87,16 +88,27 @@ impl Kept {
 }
 
 impl Source {
-    pub(super) fn new(state: State, generations: Arc<Generations>, log: Log) -> Arc<Source> {
+    pub(super) fn new(
+        state: State,
+        generations: Arc<Generations>,
+        log: Log,
+        background: Arc<Background>,
+    ) -> Arc<Source> {
         let pace = Mutex::new(clock::now());
         Arc::new(Source {
             state,
             generations,
             log,
+            background,
             kept: Mutex::default(),
             making: tokio::sync::Mutex::default(),
             pace,
         })
+    }
+
+    /// Where what is sent is read and passed on.
+    pub(super) fn background(&self) -> &Arc<Background> {
+        &self.background
     }
 
     /// Takes back how far the log may be purged, if a peer is to be given the entries behind that.

@@ -213,15 +213,16 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                 "another member's files are not sent on",
             )));
         };
-        let read = &self.links.metrics().peers.snapshot_read;
+        let background = Arc::clone(source.background());
+        let sending =
+            snapshot::send(Arc::clone(&self.link), vote, snapshot.meta, source, Arc::clone(&self.links));
         let sent = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
-            sent = snapshot::send(&self.link, &mut self.channel, &vote, &snapshot.meta, &source, read) => sent,
+            sent = background.run(sending) => sent,
         };
-        match sent {
+        match sent.unwrap_or_else(|| Err(io::Error::other("the member is stopping"))) {
             Ok(vote) => Ok(SnapshotResponse::new(vote)),
             Err(error) => {
-                self.channel.close();
                 warn!(peer = %MemberId::new(self.link.member_id()), %error, "a snapshot is not sent");
                 // Unreachable, whatever it was: the next attempt then waits a moment.
                 Err(StreamingError::Unreachable(Unreachable::new(&error)))

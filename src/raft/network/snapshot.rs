@@ -23,7 +23,7 @@ use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 use super::channel::{Channel, addressed};
-use super::links::Link;
+use super::links::{Link, Links};
 use crate::blocking;
 use crate::clock;
 use crate::cluster::id::MemberId;
@@ -35,7 +35,6 @@ use crate::raft::codec::{log_id_from_proto, log_id_to_proto, vote_from_proto, vo
 use crate::raft::snapshot::{Arrival, ArrivalError, Files, Sending, Source};
 use crate::raft::types::{LogId, SnapshotMeta, Vote};
 use crate::storage::snapshot::{Checkpoint, FileEntry, Offer, Piece, SnapshotError, Staging};
-use crate::telemetry::metrics::Histogram;
 
 /// Chunks between the files and the socket.
 const CHUNKS_WAITING: usize = 2;
@@ -44,28 +43,28 @@ const STALLED: Duration = Duration::from_secs(30);
 /// How long the receiver may take to put the files in place: it syncs them first.
 const SETTLING: Duration = Duration::from_secs(300);
 
-/// Sends a checkpoint; gives the receiver's vote.
+/// Sends a checkpoint, on a connection of its own; gives the receiver's vote.
 pub(super) async fn send(
-    link: &Arc<Link>,
-    channel: &mut Channel,
-    vote: &Vote,
-    from: &SnapshotMeta,
-    source: &Arc<Source>,
-    snapshot_read: &Histogram,
+    link: Arc<Link>,
+    vote: Vote,
+    from: SnapshotMeta,
+    source: Arc<Source>,
+    links: Arc<Links>,
 ) -> io::Result<Vote> {
     let under_way = link.counters().map(|counters| counters.sent_snapshots.begin());
-    let mut client = channel.open(link).await?;
+    let mut channel = Channel::default();
+    let mut client = channel.open(&link).await?;
     // Not before it can be reached: for a member that is gone nothing is kept.
-    let sending = source.begin(from);
+    let sending = source.begin(&from);
     let (checkpoint, last) = sending.checkpoint(from.last_log_id).await?;
     let (chunks, outgoing) = mpsc::channel(CHUNKS_WAITING);
     let files = checkpoint.offer().files.iter();
     let files =
         files.map(|file| pb::SnapshotFile { name: file.name.clone(), size_bytes: file.size_bytes }).collect();
     let offer = pb::SnapshotOffer { id: Bytes::copy_from_slice(&checkpoint.offer().id), files };
-    let (vote, last) = (Some(vote_to_proto(vote)), Some(log_id_to_proto(&last)));
+    let (vote, last) = (Some(vote_to_proto(&vote)), Some(log_id_to_proto(&last)));
     put(&chunks, Part::Start(pb::SnapshotStart { vote, last, offer: Some(offer) })).await?;
-    let answered = client.install_snapshot(addressed(link, ReceiverStream::new(outgoing))).await;
+    let answered = client.install_snapshot(addressed(&link, ReceiverStream::new(outgoing))).await;
     link.note(answered.as_ref().err());
     let mut answers = answered.map_err(io::Error::other)?.into_inner();
     let held = match next_answer(&mut answers, STALLED).await? {
@@ -80,7 +79,7 @@ pub(super) async fn send(
         fed = feed(&checkpoint, &held, &sending, &chunks) => {
             fed?;
             let took = clock::now().duration_since(started);
-            snapshot_read.observe(took.as_secs_f64());
+            links.metrics().peers.snapshot_read.observe(took.as_secs_f64());
             put(&chunks, Part::End(pb::SnapshotEnd {})).await?;
             next_answer(&mut answers, SETTLING).await?
         }
@@ -155,8 +154,19 @@ impl Default for Receiving {
 /// An attempt's exclusive hold on what has arrived.
 type Held = OwnedMutexGuard<Option<Staging>>;
 
-/// Takes one attempt's files; answers through `answers`.
+/// Takes one attempt's files, in the background; answers through `answers`.
 pub(super) async fn receive(
+    node: Node,
+    receiving: Arc<Receiving>,
+    from: u64,
+    chunks: Streaming<pb::SnapshotChunk>,
+    answers: mpsc::Sender<Result<pb::SnapshotResponse, Status>>,
+) {
+    let background = Arc::clone(node.background());
+    let _ = background.run(receive_there(node, receiving, from, chunks, answers)).await;
+}
+
+async fn receive_there(
     node: Node,
     receiving: Arc<Receiving>,
     from: u64,
