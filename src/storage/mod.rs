@@ -4,6 +4,7 @@
 //! Nothing here knows Raft, gRPC or time. [`log`] holds what was proposed, in order, and its sync is the only one that a
 //! write waits for; the engine follows it.
 
+pub mod bolt;
 pub mod data_dir;
 mod engine;
 #[cfg_attr(feature = "sim", allow(dead_code, reason = "what its threads run, tasks do there"))]
