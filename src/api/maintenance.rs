@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::error::Error;
 use super::kv::{on_thread, unexpected};
-use super::{Context, later};
+use super::{Context, later, snapshot};
 use crate::apply::Reply;
 use crate::clock;
 use crate::process;
@@ -117,7 +117,7 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        Err(later::not_yet("etcdserverpb.Maintenance/Snapshot"))
+        Ok(Response::new(snapshot::stream(Arc::clone(&self.0)).await?))
     }
 
     async fn move_leader(

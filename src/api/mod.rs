@@ -21,6 +21,7 @@ mod maintenance;
 mod methods;
 mod range_encoder;
 mod services;
+mod snapshot;
 mod unary;
 mod validate;
 mod watch;

@@ -252,6 +252,11 @@ impl Engine {
         iterator
     }
 
+    /// What the store holds now, for as long as the view lives.
+    pub fn view(&self) -> View<'_> {
+        View { engine: self, snapshot: self.db.snapshot() }
+    }
+
     /// Looks for versions of single keys, newest first, helped by the prefix filter: valid after a seek as long as there are
     /// more of that key. It shows the store as it is now.
     pub fn versions(&self) -> DBRawIterator<'_> {
@@ -331,6 +336,28 @@ impl Engine {
     /// Stops background work; called once before the store is dropped.
     pub fn stop(&self) {
         self.db.cancel_all_background_work(true);
+    }
+}
+
+/// The store as of one moment. Compaction filters do not know of it: see [`View::iterate`].
+pub struct View<'e> {
+    engine: &'e Engine,
+    snapshot: rocksdb::Snapshot<'e>,
+}
+
+impl<'e> View<'e> {
+    /// Iterates a family from an encoded key on, past the block cache. What a compaction filter drops is missing if the
+    /// iterator was made after that; an iterator once made keeps what it sees.
+    pub fn iterate(&self, family: Family, from: &[u8], to: Option<Vec<u8>>) -> DBRawIterator<'e> {
+        let mut options = ReadOptions::default();
+        options.set_snapshot(&self.snapshot);
+        options.fill_cache(false);
+        self.engine.iterate_with(options, family, from, to)
+    }
+
+    /// Reads one key.
+    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>, StorageError> {
+        Ok(self.snapshot.get_cf(self.engine.family(family), key)?)
     }
 }
 

@@ -96,6 +96,18 @@ impl Space {
         self.free.load(Ordering::Relaxed)
     }
 
+    /// Where files that are needed for a while may be, and how many bytes all of them may have: half of the room that nobody
+    /// would miss.
+    ///
+    /// # Errors
+    /// When the system does not tell how much room there is.
+    pub fn scratch(&self) -> io::Result<(PathBuf, u64)> {
+        let root = &self.dirs[0];
+        let disk = statvfs(root)?;
+        let spare = (disk.f_bavail * disk.f_frsize).saturating_sub(self.low_bytes * 2);
+        Ok((root.clone(), spare / 2))
+    }
+
     /// True if the last look found little room.
     pub fn is_low(&self) -> bool {
         self.free.load(Ordering::Relaxed) < self.low_bytes

@@ -3,6 +3,7 @@ module skeg.local/conformance
 go 1.26.0
 
 require (
+	go.etcd.io/bbolt v1.5.0
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.28.0

@@ -9,11 +9,13 @@ import (
 	"skeg.local/conformance/pair"
 )
 
-// pool serves all tests, etcds (both roles played by etcd) those that test the tests; etcdctl is the client binary.
+// pool serves all tests, etcds (both roles played by etcd) those that test the tests; etcdctl is the client binary, etcdutl the one for
+// files.
 var (
 	pool    *pair.Pool
 	etcds   *pair.Pool
 	etcdctl string
+	etcdutl string
 )
 
 func TestMain(m *testing.M) {
@@ -32,7 +34,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	etcdctl = filepath.Join(filepath.Dir(etcd), "etcdctl")
+	etcdctl, etcdutl = filepath.Join(filepath.Dir(etcd), "etcdctl"), filepath.Join(filepath.Dir(etcd), "etcdutl")
 	pool = &pair.Pool{EtcdBin: etcd, SkegBin: skeg, Dir: dir}
 	defer pool.Stop()
 	etcds = &pair.Pool{EtcdBin: etcd, SkegBin: etcd, Dir: dir}

@@ -32,7 +32,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use rocksdb::DBRawIterator;
 
+use super::engine::View;
 use super::schema::{Family, MetaKey};
 use super::{Engine, EngineOptions, EngineSizes, StorageError};
 use activity::Activity;
@@ -145,6 +147,24 @@ impl Store {
         &self.engine
     }
 
+    /// The store as of now: a view, an iterator over all versions that were reachable then, and the compact revision.
+    ///
+    /// # Errors
+    /// The engine's; [`StorageError::Damaged`] if the compact revision does not decode.
+    pub(in crate::storage) fn view(&self) -> Result<(View<'_>, DBRawIterator<'_>, i64), StorageError> {
+        loop {
+            let view = self.engine.view();
+            let versions = view.iterate(Family::Kv, b"", None);
+            let compacted = view.get(Family::Meta, &MetaKey::Compacted.encode())?;
+            let compacted = compacted.map(|bytes| decode_revision(&bytes)).transpose()?;
+            let compacted = compacted.unwrap_or(NEVER_COMPACTED);
+            // A compaction of after the view may have let go of versions before the iterator held them.
+            if self.droppable.load(Ordering::Acquire) <= compacted {
+                return Ok((view, versions, compacted));
+            }
+        }
+    }
+
     /// How much was read and written.
     pub fn activity(&self) -> &Activity {
         &self.activity
@@ -197,9 +217,12 @@ impl Store {
 }
 
 fn read_revision(engine: &Engine, key: MetaKey) -> Result<Option<i64>, StorageError> {
-    let Some(bytes) = engine.get(Family::Meta, &key.encode())? else { return Ok(None) };
-    let bytes = bytes.as_ref().try_into().map_err(|_| StorageError::Damaged { what: "revision" })?;
-    Ok(Some(i64::from_be_bytes(bytes)))
+    engine.get(Family::Meta, &key.encode())?.map(|bytes| decode_revision(&bytes)).transpose()
+}
+
+fn decode_revision(bytes: &[u8]) -> Result<i64, StorageError> {
+    let bytes = bytes.try_into().map_err(|_| StorageError::Damaged { what: "revision" })?;
+    Ok(i64::from_be_bytes(bytes))
 }
 
 #[cfg(test)]

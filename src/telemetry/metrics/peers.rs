@@ -131,7 +131,7 @@ impl Peers {
             ),
             snapshot_read: on.histogram(
                 "etcd_disk_backend_snapshot_duration_seconds",
-                "Time to read the files and send them to a peer.",
+                "Time to read the store and send it to a peer or a client.",
                 doubling(0.01, 17),
             ),
         }

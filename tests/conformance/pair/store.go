@@ -58,6 +58,11 @@ type Store struct {
 // Start runs bin with a fresh data directory under dir and waits until it serves. "{client}" in a flag becomes host:port of the client
 // listener.
 func Start(name, bin, dir string, flags ...string) (*Store, error) {
+	return StartOn(name, bin, dir, nil, flags...)
+}
+
+// StartOn is Start with a data directory that prepare has made.
+func StartOn(name, bin, dir string, prepare func(data string) error, flags ...string) (*Store, error) {
 	isSkeg, err := reportsSkeg(bin)
 	if err != nil {
 		return nil, err
@@ -65,6 +70,11 @@ func Start(name, bin, dir string, flags ...string) (*Store, error) {
 	store := &Store{Name: name, IsSkeg: isSkeg, bin: bin, flags: flags}
 	if store.dir, err = os.MkdirTemp(dir, name+"-"); err != nil {
 		return nil, err
+	}
+	if prepare != nil {
+		if err = prepare(store.data()); err != nil {
+			return nil, err
+		}
 	}
 	// A port found free can be taken before the server binds it: try again with others.
 	for attempt := 0; ; attempt++ {
@@ -114,6 +124,8 @@ func (s *Store) Log() string {
 // URL returns the http URL of a path on the client listener.
 func (s *Store) URL(path string) string { return "http://" + s.ClientAddress + path }
 
+func (s *Store) data() string { return filepath.Join(s.dir, "data") }
+
 func (s *Store) logPath() string { return filepath.Join(s.dir, "log") }
 
 func (s *Store) launch() error {
@@ -128,7 +140,7 @@ func (s *Store) launch() error {
 	s.ClientAddress = client
 	arguments := append([]string{
 		"--name", "default",
-		"--data-dir", filepath.Join(s.dir, "data"),
+		"--data-dir", s.data(),
 		"--listen-client-urls", "http://" + client,
 		"--advertise-client-urls", AdvertisedClient,
 		"--listen-peer-urls", "http://" + peer,
