@@ -30,9 +30,10 @@ const LEAVES: [&str; 7] = ["proto", "clock", "sim", "blocking", "config", "telem
 const ROOT: &str = "server";
 
 /// Libraries with the folders of `src` that may name them.
-const LIBRARIES: [(&[&str], &[&str]); 3] = [
+const LIBRARIES: [(&[&str], &[&str]); 4] = [
     (&["openraft", "openraft_rt_tokio"], &["src/raft/"]),
     (&["rocksdb"], &["src/storage/"]),
+    (&["domain"], &["src/server/"]),
     (
         &["tonic", "http", "http_body", "http_body_util", "hyper", "hyper_util", "h2", "tower_service"],
         &["src/api/", "src/gateway/", "src/raft/network/", "src/server/"],

@@ -16,7 +16,7 @@ use super::url::{ListenUrl, Url};
 use super::{
     AutoCompaction, ClusterSettings, Config, Discovery, FirstMembership, InitialClusterState, InitialMember,
     Join, KeepAlive, LogFormat, LogLevel, LogOutput, LogSettings, MemberSettings, MemoryBudget, Notice,
-    Refusal,
+    Refusal, SrvDiscovery,
 };
 
 /// A longer election timeout is taken for a mistake.
@@ -74,6 +74,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         initial_cluster,
         initial_cluster_token: values.initial_cluster_token.clone(),
         discovery: discovery(values),
+        srv: srv_discovery(values),
         join: join_settings(values)?,
         initial_cluster_state: state,
         heartbeat_interval: Duration::from_millis(values.heartbeat_interval),
@@ -303,9 +304,6 @@ fn check_discovery(given: &Given, discovers: bool) -> Result<String, Refusal> {
     if values.discovery_endpoints.iter().any(|endpoint| endpoint.trim().is_empty()) {
         return invalid("--discovery-endpoints must not contain empty endpoints");
     }
-    if !values.discovery_srv.is_empty() {
-        return invalid("--discovery-srv: members are not looked up in DNS yet");
-    }
     Ok(text)
 }
 
@@ -327,6 +325,13 @@ fn discovery(values: &Values) -> Option<Discovery> {
         token: values.discovery_token.clone(),
         dial_timeout: span(values.discovery_dial_timeout),
         request_timeout: span(values.discovery_request_timeout),
+    })
+}
+
+fn srv_discovery(values: &Values) -> Option<SrvDiscovery> {
+    (!values.discovery_srv.is_empty()).then(|| SrvDiscovery {
+        domain: values.discovery_srv.clone(),
+        service_name: values.discovery_srv_name.clone(),
     })
 }
 

@@ -154,6 +154,8 @@ pub struct ClusterSettings {
     pub initial_cluster_token: String,
     /// Where the first members find each other, instead of in `initial_cluster`.
     pub discovery: Option<Discovery>,
+    /// The DNS records that name the first members, instead of `initial_cluster`.
+    pub srv: Option<SrvDiscovery>,
     /// Which members a member without data asks to be let in, instead of having been added before.
     pub join: Option<Join>,
     /// Found a cluster, or join one.
@@ -175,6 +177,15 @@ pub struct Discovery {
     pub dial_timeout: Duration,
     /// Time for a request.
     pub request_timeout: Duration,
+}
+
+/// DNS records that say where the first members are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SrvDiscovery {
+    /// The domain that has them.
+    pub domain: String,
+    /// What follows the name of the service, after a hyphen; empty for nothing.
+    pub service_name: String,
 }
 
 /// How a member without data has itself added to a running cluster.

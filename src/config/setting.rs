@@ -271,9 +271,9 @@ settings! {
         "discovery-fallback" discovery_fallback: FallbackText = "exit" file "",
             Ignored("there is no proxy to fall back to"), "What to do when discovery fails; only 'exit' is left.";
         "discovery-srv" discovery_srv: Text = "",
-            NotYet("members are not looked up in DNS yet"), "Domain whose SRV records name the members.";
+            Effective, "Domain whose SRV records name the members.";
         "discovery-srv-name" discovery_srv_name: Text = "",
-            NotYet("members are not looked up in DNS yet"), "Suffix of the service name in those records.";
+            Effective, "Suffix of the service name in those records.";
         "strict-reconfig-check" strict_reconfig_check: Switch = "true",
             Effective, "Refuse changes of membership that would cost the quorum.";
         "pre-vote" pre_vote: Switch = "true",

@@ -155,7 +155,7 @@ fn what_does_not_fit_together_is_refused() {
     refuses(&["--advertise-client-urls=http://:1"], "--advertise-client-urls");
     refuses(&["--initial-cluster=a=http://h:1", "--discovery-srv=d"], "--initial-cluster");
     refuses(&["--discovery-token=t"], "--discovery-endpoints");
-    refuses(&["--discovery-srv=d"], "--discovery-srv");
+    refuses(&["--discovery-srv=d", "--discovery-endpoints=e", "--discovery-token=t"], "--discovery-srv");
     refuses(&["--discovery-fallback=proxy"], "--discovery-fallback");
     refuses(&["--auto-compaction-mode=never"], "--auto-compaction-mode");
     refuses(&["--auto-compaction-retention=soon"], "--auto-compaction-retention");

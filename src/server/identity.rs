@@ -8,6 +8,7 @@ use futures::future::join_all;
 use tracing::info;
 
 use super::discovery::discover;
+use super::srv;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Join, Url};
 use crate::proto::etcdserverpb::Member;
@@ -44,8 +45,17 @@ pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Res
     Ok((identity, beginning))
 }
 
-/// The settings with the first members filled in by the discovery service, if there is one.
+/// The settings with the first members filled in by DNS or the discovery service, if there is one.
 async fn discovered(config: &Config) -> anyhow::Result<Option<Config>> {
+    if let Some(settings) = &config.cluster.srv {
+        let advertised = &config.member.initial_advertise_peer_urls;
+        let found = srv::look_up(settings, &config.member.name, advertised).await?;
+        let mut filled = config.clone();
+        filled.cluster.initial_cluster = found.initial_cluster;
+        // What is advertised leads to the same places: the members have to agree on the texts.
+        filled.member.initial_advertise_peer_urls = found.own_urls;
+        return Ok(Some(filled));
+    }
     let Some(discovery) = &config.cluster.discovery else { return Ok(None) };
     let mut urls = texts(&config.member.initial_advertise_peer_urls);
     urls.sort();

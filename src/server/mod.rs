@@ -13,6 +13,7 @@ mod observer;
 mod pings;
 #[cfg(feature = "sim")]
 pub mod simulated;
+mod srv;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,6 +164,7 @@ impl Member {
     async fn start(config: &Config, metrics: Arc<Metrics>, gateway: &Gateway) -> anyhow::Result<Member> {
         if !DataDir::is_claimed(&config.member.data_dir)
             && config.cluster.discovery.is_none()
+            && config.cluster.srv.is_none()
             && config.cluster.join.is_none()
         {
             // A contradiction in the settings is refused before anything is made on disk.

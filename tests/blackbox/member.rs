@@ -75,6 +75,11 @@ impl Member {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
+    /// Its command line.
+    pub(crate) fn flags(&self) -> impl Iterator<Item = OsString> {
+        self.flags.iter().cloned()
+    }
+
     /// Where it keeps its data.
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.join("data/member/skeg")

@@ -11,6 +11,7 @@ mod lease;
 mod linear;
 mod load;
 mod proxy;
+mod srv;
 mod strangers;
 
 use std::path::Path;
