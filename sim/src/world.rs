@@ -1,5 +1,6 @@
 //! The world: a cluster, its clients, and what happens to them, a millisecond at a time.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use skeg::sim::disk::Journal;
 use skeg::storage::mvcc::read::{Change, Wish};
+use skeg::storage::schema::Trail;
 
 use crate::client::{self, Shared};
 use crate::history::{self, History, Log};
@@ -44,6 +46,8 @@ struct World {
     clients: Machine,
     shared: Arc<Shared>,
     log: Log,
+    /// The rolling hashes seen, by where they begin and end, and at whom.
+    trails: BTreeMap<(u64, u64), (u64, usize)>,
     trace: u64,
     crashes: u32,
     wrong: Vec<String>,
@@ -81,6 +85,7 @@ pub(crate) fn run(seed: u64, dir: &Path, verbose: bool) -> Result<Outcome, Strin
         chance,
         shared,
         log: Log::default(),
+        trails: BTreeMap::new(),
         trace: 0xCBF2_9CE4_8422_2325,
         crashes: 0,
         wrong: Vec::new(),
@@ -211,6 +216,14 @@ impl World {
         member.seen = seen;
         self.term = self.term.max(status.term);
         let host = member.host;
+        let trail = context.state.trails.read().last();
+        let (known, whose) = *self.trails.entry((trail.origin, trail.next)).or_insert((trail.hash, host));
+        if known != trail.hash {
+            let Trail { origin, next, hash } = trail;
+            self.wrong.push(format!(
+                "members {whose} and {host} have applied entries {origin} to {next} with hashes {known:016x} and {hash:016x}"
+            ));
+        }
         let store = context.state.store();
         let revision = store.revision();
         if revision < member.revision {

@@ -15,6 +15,7 @@ pub mod guard;
 mod members;
 mod outcome;
 pub mod range;
+mod trail;
 mod txn;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use prost::Message;
 
 pub use command::{alarm, decode, operation};
 pub use outcome::{Outcome, Refusal, Reply};
+pub use trail::Trails;
 pub use txn::{is_read_only, is_serializable, read_txn};
 
 use crate::cluster::{self, Cluster};
@@ -37,6 +39,7 @@ use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
 use crate::storage::schema::{self, Family, MetaKey};
+use trail::TrailRun;
 
 /// Longest time to live of a lease, in seconds. etcd: `server/lease/lessor.go`.
 const TTL_MAX_SECONDS: i64 = 9_000_000_000;
@@ -50,20 +53,24 @@ pub struct State {
     pub leases: Arc<RwLock<Leases>>,
     /// Members, alarms, cluster version.
     pub cluster: Arc<RwLock<Cluster>>,
+    /// The rolling hash of what was applied.
+    pub trails: Arc<RwLock<Trails>>,
 }
 
 impl State {
-    /// Takes a store, and reads the leases and members that it holds.
+    /// Takes a store, and reads the leases and members that it holds, and its trail.
     ///
     /// # Errors
     /// The storage's.
     pub fn open(store: Arc<Store>) -> Result<State, StorageError> {
         let leases = lease::load(store.engine())?;
         let cluster = cluster::load(store.engine())?;
+        let trails = trail::load(store.engine())?;
         Ok(State {
             store: Arc::new(RwLock::new(store)),
             leases: Arc::new(RwLock::new(leases)),
             cluster: Arc::new(RwLock::new(cluster)),
+            trails: Arc::new(RwLock::new(trails)),
         })
     }
 
@@ -78,9 +85,10 @@ impl State {
     /// # Errors
     /// The storage's; nothing is replaced then.
     pub fn replace_store(&self, store: Arc<Store>) -> Result<Arc<Store>, StorageError> {
-        let State { leases, cluster, .. } = State::open(Arc::clone(&store))?;
+        let State { leases, cluster, trails, .. } = State::open(Arc::clone(&store))?;
         std::mem::swap(&mut *self.leases.write(), &mut leases.write());
         std::mem::swap(&mut *self.cluster.write(), &mut cluster.write());
+        std::mem::swap(&mut *self.trails.write(), &mut trails.write());
         Ok(std::mem::replace(&mut self.store.write(), store))
     }
 }
@@ -120,13 +128,15 @@ pub struct Run<'s> {
     store: &'s Store,
     write: WriteRun<'s>,
     applied: Option<LogId>,
+    trail: TrailRun,
     effects: Effects,
 }
 
 impl<'s> Run<'s> {
     /// Starts a run on a state and its store.
     pub fn new(state: &'s State, store: &'s Store) -> Run<'s> {
-        Run { state, store, write: WriteRun::new(store), applied: None, effects: Effects::default() }
+        let trail = TrailRun::new(state.trails.read().last());
+        Run { state, store, write: WriteRun::new(store), applied: None, trail, effects: Effects::default() }
     }
 
     /// Applies one command, which stands at `position` in the log.
@@ -134,19 +144,24 @@ impl<'s> Run<'s> {
     /// # Errors
     /// Only storage failures; the member must stop then.
     pub fn apply(&mut self, command: Kind, position: LogId) -> Result<Outcome, StorageError> {
+        let begins_trail = matches!(command, Kind::ClusterVersionSet(_));
         let outcome = self.dispatch(command, position.term)?;
-        self.applied = Some(position);
+        self.pass(position);
+        if begins_trail {
+            self.trail.begin_anew();
+        }
         Ok(outcome)
     }
 
-    /// Notes an entry without a command.
+    /// Notes an entry; on its own for one without a command.
     pub fn pass(&mut self, position: LogId) {
+        self.trail.step(position.index, self.write.batch().take_digest());
         self.applied = Some(position);
     }
 
     /// Notes a Raft membership, encoded. The first one names the founding members; later ones follow the members.
     pub fn set_membership(&mut self, membership: &[u8], nodes: Vec<Member>, position: LogId) {
-        self.write.batch().put(Family::Meta, &MetaKey::Membership.encode(), membership);
+        self.write.batch().note(MetaKey::Membership, membership);
         let mut cluster = self.state.cluster.write();
         if cluster.is_empty() {
             for member in nodes {
@@ -155,7 +170,8 @@ impl<'s> Run<'s> {
                 cluster.put(member);
             }
         }
-        self.applied = Some(position);
+        drop(cluster);
+        self.pass(position);
     }
 
     fn dispatch(&mut self, command: Kind, term: u64) -> Result<Outcome, StorageError> {
@@ -208,7 +224,8 @@ impl<'s> Run<'s> {
     /// Every batch says after which entry it stands: a crash may keep it and lose the next one.
     fn note_applied(&mut self) {
         if let Some(applied) = &self.applied {
-            self.write.batch().put(Family::Meta, &MetaKey::Applied.encode(), &applied.encode_to_vec());
+            self.write.batch().note(MetaKey::Applied, &applied.encode_to_vec());
+            self.write.batch().note(MetaKey::Trail, &self.trail.last().encode());
         }
     }
 
@@ -216,6 +233,7 @@ impl<'s> Run<'s> {
     pub fn commit(mut self) -> Result<Effects, StorageError> {
         self.note_applied();
         self.effects.events.extend(self.write.commit()?);
+        self.state.trails.write().follow(self.trail);
         Ok(self.effects)
     }
 

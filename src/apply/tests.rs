@@ -29,6 +29,7 @@ use crate::proto::skegpb::LeaseExpire;
 use crate::storage::EngineOptions;
 use crate::storage::mvcc::read::Change;
 use crate::storage::mvcc::{KeyRange, RangeEnd, StoreOptions};
+use crate::storage::schema::Trail;
 
 /// The term of every entry; `lease expire` may name another.
 const TERM: u64 = 7;
@@ -420,6 +421,10 @@ impl Script {
         assert_eq!(show_state(&state), show_state(&self.state), "replayed from {done}");
         let hash = |state: &State| state.store().hash_kv(0).expect("it hashes");
         assert_eq!(hash(&state), hash(&self.state));
+        let trail = |state: &State| state.trails.read().last();
+        assert_eq!(trail(&state), trail(&self.state), "replayed from {done}");
+        let stored = State::open(state.store()).expect("it opens").trails.read().last();
+        assert_eq!(stored, trail(&state), "as stored");
     }
 }
 
@@ -483,4 +488,59 @@ fn scripts_answer_as_written() {
         count += 1;
     }
     assert!(count >= 8, "the scripts are found");
+}
+
+/// Applies commands, one run each, behind what is there.
+fn apply_all(state: &State, from: u64, commands: Vec<Kind>) {
+    let store = state.store();
+    for (index, command) in (from..).zip(commands) {
+        let mut run = Run::new(state, &store);
+        let applied = run.apply(command, LogId { term: TERM, node_id: 0, index });
+        let _outcome = applied.expect("the command applies");
+        run.commit().expect("the run commits");
+    }
+}
+
+fn some_commands() -> Vec<Kind> {
+    let lines = [
+        "lease grant 7 60",
+        "put a 1 lease=7",
+        "put b 2",
+        "txn (value a = 1) then (put c 3) (del b) else (put d 4)",
+        "put a 5",
+        "compact 3",
+        "del a..z",
+        "lease revoke 7",
+        "alarm activate 9 1",
+        "put a 6",
+    ];
+    lines.iter().map(|line| command(&words(line))).collect()
+}
+
+/// The same log must give the same hash in every build of one recipe: members of different builds are compared.
+#[test]
+fn the_hash_of_a_log_is_what_it_was() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = open(dir.path());
+    apply_all(&state, 0, some_commands());
+    let trail = state.trails.read().last();
+    let expected = Trail { origin: 0, next: 10, hash: 10_626_933_173_190_849_306 };
+    assert_eq!(trail, expected, "if it has to change, raise Trail::RECIPE");
+}
+
+#[test]
+fn a_store_whose_last_entries_another_build_applied_begins_a_trail_where_it_stands() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = open(dir.path());
+    apply_all(&state, 0, some_commands());
+    let store = state.store();
+    let mut batch = store.engine().batch();
+    let position = LogId { term: TERM, node_id: 0, index: 20 };
+    batch.note(MetaKey::Applied, &position.encode_to_vec());
+    store.engine().write(batch).expect("it is written");
+    let state = State::open(store).expect("it opens");
+    assert_eq!(state.trails.read().last(), Trail { origin: 21, next: 21, hash: 0 });
+    let set = crate::proto::skegpb::ClusterVersionSet { version: "3.7.0".to_owned() };
+    apply_all(&state, 21, vec![Kind::ClusterVersionSet(set)]);
+    assert_eq!(state.trails.read().last(), Trail { origin: 22, next: 22, hash: 0 }, "all begin anew there");
 }

@@ -25,6 +25,7 @@ mod propose;
 mod read_index;
 mod snapshot;
 mod state_machine;
+mod trails;
 mod types;
 
 pub use ask::AskError;
@@ -34,6 +35,7 @@ pub use network::{Membership, Opened, Served, ask_to_join, describe, dial};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
 pub use propose::ProposeError;
 pub use read_index::ReadError;
+pub use trails::TrailComparison;
 
 #[cfg(test)]
 mod tests;

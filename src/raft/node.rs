@@ -19,11 +19,12 @@ use super::force;
 use super::leadership::{self, Leadership};
 use super::log_store::LogStore;
 use super::membership;
-use super::network::{self, Forwarder, Links, Network, Timeouts};
+use super::network::{Forwarder, Links, Network, Timeouts};
 use super::outcomes::Outcomes;
 use super::read_index::{self, ReadError, ReadIndex};
 use super::snapshot::Source;
 use super::state_machine::{Listeners, Machine};
+use super::trails::{self, TrailComparison};
 use super::types::{LogId, Peer, Raft, SnapshotMeta, Vote};
 use crate::apply::{Compaction, State};
 use crate::blocking::{self, Background};
@@ -162,6 +163,8 @@ pub struct Node {
     pub(super) counts: Arc<NodeCounts>,
     pub(super) deadlines: Arc<Mutex<Deadlines>>,
     pub(super) options: Arc<NodeOptions>,
+    /// What came of the last comparison with the peers.
+    pub(super) compared: watch::Sender<TrailComparison>,
     /// Refusals of peers that were logged.
     refused: Arc<Mutex<BTreeSet<String>>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -251,12 +254,13 @@ impl Node {
             counts,
             deadlines,
             options: Arc::new(options),
+            compared: watch::Sender::default(),
             refused: Arc::default(),
             tasks: Arc::default(),
         };
         let tasks = vec![
             tokio::spawn(forwarding),
-            tokio::spawn(network::probe(Arc::clone(&node.links))),
+            tokio::spawn(trails::compare_often(node.clone())),
             tokio::spawn(read_index::run(node.clone(), queue)),
             tokio::spawn(leadership::follow(node.clone())),
             tokio::spawn(leadership::notice_loss(node.clone())),

@@ -351,6 +351,7 @@ fn spawn_tasks(
             Arc::clone(&context.space),
         )),
         tokio::spawn(task::disk_watch::watch_stalls(node())),
+        tokio::spawn(task::divergence::run(node(), state())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
         tokio::spawn(task::flush::run(node(), state(), settings.snapshot_count)),

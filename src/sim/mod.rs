@@ -33,12 +33,19 @@ pub enum Bug {
     AckBeforeCommit,
     /// A watcher that catches up with history misses its first event.
     DropCaughtUpEvent,
+    /// A member stores a bit that the others do not, where nobody reads it.
+    FlipAppliedBit,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 4] =
-        [Bug::SkipLogSync, Bug::ReadBeforeApplied, Bug::AckBeforeCommit, Bug::DropCaughtUpEvent];
+    pub const ALL: [Bug; 5] = [
+        Bug::SkipLogSync,
+        Bug::ReadBeforeApplied,
+        Bug::AckBeforeCommit,
+        Bug::DropCaughtUpEvent,
+        Bug::FlipAppliedBit,
+    ];
 }
 
 thread_local! {

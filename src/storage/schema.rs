@@ -84,6 +84,8 @@ pub enum MetaKey {
     Removed(u64),
     /// A raised alarm: member id and alarm type; empty value.
     Alarm(u64, i32),
+    /// [`Trail`]: the rolling hash of what was applied. A note of the member's own, left out of what it hashes.
+    Trail,
 }
 
 impl MetaKey {
@@ -108,6 +110,7 @@ impl MetaKey {
             MetaKey::Alarm(id, alarm) => {
                 [Self::ALARM_PREFIX, &id.to_be_bytes()[..], &alarm.to_be_bytes()[..]].concat()
             }
+            MetaKey::Trail => b"trail".to_vec(),
         }
     }
 
@@ -121,6 +124,45 @@ impl MetaKey {
         let rest = key.strip_prefix(Self::ALARM_PREFIX)?;
         let (id, alarm) = rest.split_at_checked(8)?;
         Some((u64::from_be_bytes(id.try_into().ok()?), i32::from_be_bytes(alarm.try_into().ok()?)))
+    }
+}
+
+/// The rolling hash of what a run of log entries has written, one mixed into the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trail {
+    /// The entry with which the run begins. Two hashes can be compared only if this is the same.
+    pub origin: u64,
+    /// The entry behind the last one of the run.
+    pub next: u64,
+    /// The hash; 0 for an empty run.
+    pub hash: u64,
+}
+
+impl Trail {
+    /// How entries are hashed. Raised whenever the same log gives another hash: what is put into a digest, how a record is
+    /// encoded, how entries are mixed. Members that do it differently do not compare.
+    pub const RECIPE: u32 = 1;
+
+    /// Encodes the stored record.
+    pub fn encode(self) -> [u8; 28] {
+        let mut out = [0; 28];
+        out[..4].copy_from_slice(&Self::RECIPE.to_be_bytes());
+        for (at, value) in (4..).step_by(8).zip([self.origin, self.next, self.hash]) {
+            out[at..at + 8].copy_from_slice(&value.to_be_bytes());
+        }
+        out
+    }
+
+    /// Decodes the stored record; `None` for one of another recipe.
+    pub fn decode(stored: &[u8]) -> Option<Trail> {
+        let (recipe, rest) = stored.split_first_chunk::<4>()?;
+        let rest: &[u8; 24] = rest.try_into().ok()?;
+        let number = |at: usize| rest[at..at + 8].try_into().ok().map(u64::from_be_bytes);
+        (u32::from_be_bytes(*recipe) == Self::RECIPE).then_some(Trail {
+            origin: number(0)?,
+            next: number(8)?,
+            hash: number(16)?,
+        })
     }
 }
 
@@ -372,6 +414,16 @@ mod tests {
             assert_eq!(kv_revision(&bytes), Some(SubRevision { main: 77, sub: 3 }));
         }
         assert!(!kv_user_key(b"short", &mut key));
+    }
+
+    #[test]
+    fn trails_round_trip_and_those_of_another_recipe_are_not_read() {
+        let trail = Trail { origin: 3, next: u64::MAX, hash: 1 << 63 };
+        let mut stored = trail.encode();
+        assert_eq!(Trail::decode(&stored), Some(trail));
+        assert_eq!(Trail::decode(&stored[1..]), None);
+        stored[3] += 1;
+        assert_eq!(Trail::decode(&stored), None);
     }
 
     #[test]

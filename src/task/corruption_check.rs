@@ -61,7 +61,8 @@ async fn check(node: &Node, state: &State, revision: i64) -> bool {
     differing.is_empty() && comparison.answers() == members
 }
 
-async fn raise(node: &Node, state: &State, member_id: u64) {
+/// Raises the alarm of a member whose data is not what it should be, unless it is raised.
+pub(super) async fn raise(node: &Node, state: &State, member_id: u64) {
     if state.cluster.read().has_raised(member_id, AlarmType::Corrupt) {
         return;
     }

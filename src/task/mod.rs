@@ -4,6 +4,7 @@ pub mod compaction;
 pub mod corruption_check;
 pub mod counts;
 pub mod disk_watch;
+pub mod divergence;
 pub mod flush;
 pub mod lease_checkpoint;
 pub mod lease_expiry;

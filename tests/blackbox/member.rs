@@ -90,6 +90,11 @@ impl Member {
         self.directory.join("data")
     }
 
+    /// Where it logs if it is told to log to a file.
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
     /// The unix socket on which it listens as well.
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join("socket")

@@ -15,7 +15,7 @@ pub async fn describe(peer_urls: Vec<String>, within: Duration) -> Option<Descri
     let link = Link::new(nobody, 0, timeouts, peer_urls, Arc::default(), None);
     let asking = async {
         let mut client = Channel::default().open(&link).await.ok()?;
-        client.describe(DescribeRequest {}).await.ok()
+        client.describe(DescribeRequest::default()).await.ok()
     };
     Some(tokio::time::timeout(within, asking).await.ok()??.into_inner())
 }

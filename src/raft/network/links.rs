@@ -16,10 +16,8 @@ use crate::cluster::Cluster;
 use crate::cluster::id::MemberId;
 use crate::proto::skegpb::DescribeRequest;
 use crate::storage::data_dir::Identity;
+use crate::storage::schema::Trail;
 use crate::telemetry::metrics::{Metrics, PeerCounters};
-
-/// Time between questions whether a peer is there.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// All peers.
 pub(crate) struct Links {
@@ -160,16 +158,6 @@ impl Links {
     }
 }
 
-/// Asks every peer now and then whether it is there, for as long as the member runs.
-pub(crate) async fn probe(links: Arc<Links>) {
-    let mut ticks = tokio::time::interval(PROBE_EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        futures::future::join_all(links.all().iter().map(|link| link.probe())).await;
-    }
-}
-
 impl Link {
     pub(super) fn new(
         identity: Identity,
@@ -272,19 +260,23 @@ impl Link {
         answered.map(Response::into_inner)
     }
 
-    /// Asks whether the peer is there.
-    pub(crate) async fn probe(&self) {
+    /// Asks whether the peer is there, and for its trail before an entry; `None` also if it does not compute one as it is done
+    /// here.
+    pub(crate) async fn probe(&self, trail_before: u64) -> Option<Trail> {
         let within = self.timeouts.connect + self.timeouts.ping_answer;
+        let request = DescribeRequest { trail_before: Some(trail_before) };
         let started = clock::now();
-        let asked = self.ask(DescribeRequest {}, async |client, request| client.describe(request).await);
-        match tokio::time::timeout(within, asked).await {
-            Ok(Ok(_)) => {
-                let took = clock::now().duration_since(started);
-                self.counters().inspect(|counters| counters.round_trip.observe(took.as_secs_f64()));
-            }
-            Ok(Err(_)) => {}
-            Err(_) => self.note(Some(&Status::unavailable("no answer in time"))),
-        }
+        let asked = self.ask(request, async |client, request| client.describe(request).await);
+        let Ok(answer) = tokio::time::timeout(within, asked).await else {
+            self.note(Some(&Status::unavailable("no answer in time")));
+            return None;
+        };
+        let answer = answer.ok()?;
+        let took = clock::now().duration_since(started);
+        self.counters().inspect(|counters| counters.round_trip.observe(took.as_secs_f64()));
+        let trail = answer.trail?;
+        let is_ours = trail.recipe == Trail::RECIPE && trail.next == trail_before;
+        is_ours.then_some(Trail { origin: trail.origin, next: trail.next, hash: trail.hash })
     }
 
     /// Takes note of how a call ended.

@@ -44,7 +44,7 @@ pub use channel::{Opened, dial};
 pub use counted::Served;
 pub use describe::{ask_to_join, describe};
 pub(crate) use forward::{Answer, Forwarder};
-pub(crate) use links::{Link, Links, probe};
+pub(crate) use links::{Link, Links};
 pub use service::Membership;
 
 use super::snapshot::Files;

@@ -29,6 +29,7 @@ use crate::proto::server::peer_server::{Peer, PeerServer};
 use crate::proto::skegpb as pb;
 use crate::raft::Node;
 use crate::storage::mvcc::hash::RevisionHash;
+use crate::storage::schema::Trail;
 
 /// Bytes of entries that one stream may have under way between the socket and the log.
 const APPEND_BYTES_MAX: usize = 8 << 20;
@@ -312,9 +313,15 @@ impl Peer for PeerService {
         request: Request<pb::DescribeRequest>,
     ) -> Result<Response<pb::DescribeResponse>, Status> {
         // One that is to join does not know the cluster yet.
+        let mut trail = None;
         if request.metadata().contains_key(CLUSTER) {
             self.check(&request)?;
+            if let Some(next) = request.get_ref().trail_before {
+                trail = self.node.trail_before(next);
+            }
         }
+        let trail =
+            trail.map(|Trail { origin, next, hash }| pb::Trail { recipe: Trail::RECIPE, origin, next, hash });
         let identity = self.node.identity();
         let Membership { members, version } = (self.members)();
         Ok(Response::new(pb::DescribeResponse {
@@ -323,6 +330,7 @@ impl Peer for PeerService {
             members,
             cluster_version: version,
             leader: self.node.status().leader,
+            trail,
         }))
     }
 }

@@ -106,7 +106,7 @@ impl<'s> WriteRun<'s> {
     /// The engine's; the member must stop then, for the run is lost in memory but not in the log.
     pub fn commit(mut self) -> Result<Vec<Event>, StorageError> {
         if !self.events.is_empty() {
-            self.batch.put(Family::Meta, &MetaKey::Revision.encode(), &self.revision.to_be_bytes());
+            self.batch.note(MetaKey::Revision, &self.revision.to_be_bytes());
         }
         if self.batch.is_empty() {
             return Ok(self.events);
@@ -166,6 +166,15 @@ impl<'s> WriteRun<'s> {
             None => self.store.get(key, self.store.revision()),
         }
     }
+}
+
+/// True where the simulation has a member store something else than the others.
+fn flips_bit() -> bool {
+    #[cfg(feature = "sim")]
+    let flips = crate::sim::planted(crate::sim::Bug::FlipAppliedBit) && crate::sim::below(4) == 0;
+    #[cfg(not(feature = "sim"))]
+    let flips = false;
+    flips
 }
 
 /// One transaction of a run; see [`WriteRun::begin`].
@@ -308,7 +317,8 @@ impl<'s> Txn<'_, 's> {
                 run.batch.delete(Family::Lease, &schema::lease_attachment_key(old_lease, key));
             }
             if new_lease != 0 {
-                run.batch.put(Family::Lease, &schema::lease_attachment_key(new_lease, key), b"");
+                let value: &[u8] = if flips_bit() { b"\x01" } else { b"" };
+                run.batch.put(Family::Lease, &schema::lease_attachment_key(new_lease, key), value);
             }
         }
         if previous.is_none() != now.is_none() {

@@ -4,6 +4,7 @@ mod catch_up;
 mod change;
 mod corrupt;
 mod disk;
+mod diverge;
 mod elect;
 mod faults;
 mod history;
