@@ -279,9 +279,9 @@ settings! {
         "pre-vote" pre_vote: Switch = "true",
             Effective, "Ask the others before standing for election.";
         "auto-compaction-retention" auto_compaction_retention: Text = "0",
-            NotYet("nothing is compacted unasked yet"), "History to keep: a time (bare numbers are hours) or a number of revisions; 0 compacts only on request.";
+            Effective, "History to keep: a time (bare numbers are hours) or a number of revisions; 0 compacts only on request.";
         "auto-compaction-mode" auto_compaction_mode: Text = "periodic",
-            NotYet("nothing is compacted unasked yet"), "What --auto-compaction-retention counts: 'periodic' time or 'revision' numbers.";
+            Effective, "What --auto-compaction-retention counts: 'periodic' time or 'revision' numbers.";
         "v2-deprecation" v2_deprecation: DeprecationText = "" shown "write-only-drop-data",
             Ignored("deprecated in etcd; version 2 of the API is gone"), "Stage of the farewell to version 2. Deprecated.";
     }

@@ -354,6 +354,7 @@ fn spawn_tasks(
         tokio::spawn(task::divergence::run(node(), state())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
+        tokio::spawn(task::auto_compaction::run(node(), state(), settings.auto_compaction)),
         tokio::spawn(task::flush::run(node(), state(), settings.snapshot_count)),
     ];
     if !settings.corrupt_check_time.is_zero() {

@@ -10,6 +10,7 @@
 
 mod clients;
 mod cluster;
+mod compaction;
 mod config;
 mod crash;
 mod disk;
