@@ -96,6 +96,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         snapshot_count: or_default(values.snapshot_count, SNAPSHOT_COUNT_DEFAULT),
         snapshot_catchup_entries: or_default(values.snapshot_catchup_entries, CATCHUP_ENTRIES_DEFAULT),
         quota_backend_bytes: quota(values, &mut notices),
+        nospace_low_water_percent: low_water(values)?,
         max_txn_ops: values.max_txn_ops,
         max_request_bytes: max_request_bytes(values, &mut notices),
         max_concurrent_streams: values.max_concurrent_streams,
@@ -398,6 +399,13 @@ fn auto_compaction(mode: Retention, text: &str) -> Result<AutoCompaction, Refusa
                 Err(error) => refuse(&error.0),
             }
         }
+    }
+}
+
+fn low_water(values: &Values) -> Result<u64, Refusal> {
+    match values.skeg_nospace_low_water {
+        percent @ 0..=99 => Ok(percent),
+        percent => invalid(format!("--skeg-nospace-low-water is a percentage below 100 (set to {percent})")),
     }
 }
 

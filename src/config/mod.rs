@@ -115,6 +115,8 @@ pub struct MemberSettings {
     pub warning_apply_duration: Duration,
     /// Time of a request above which a warning is logged.
     pub warning_unary_request_duration: Duration,
+    /// Percentage of the quota below which the NOSPACE alarm ends by itself, at most 99; 0 for never.
+    pub nospace_low_water_percent: u64,
     /// What is compacted unasked.
     pub auto_compaction: AutoCompaction,
     /// Origins of web pages that may ask; `*` or none for all.

@@ -420,6 +420,8 @@ settings! {
             Effective, "Memory for recent events; watchers further behind read from disk.";
         "skeg-log-tail-bytes" skeg_log_tail_bytes: Unsigned = "16777216",
             Effective, "Memory for recent log entries.";
+        "skeg-nospace-low-water" skeg_nospace_low_water: Unsigned = "0",
+            Effective, "Percentage of the quota below which a member's NOSPACE alarm ends by itself; 0 leaves it until it is cleared.";
         "skeg-join" skeg_join: Text = "",
             Effective, "Peer URLs of running members: a member without data has itself added there, catches up and votes.";
         "skeg-replace" skeg_replace: Text = "",

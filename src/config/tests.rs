@@ -172,6 +172,7 @@ fn what_does_not_fit_together_is_refused() {
     }
     refuses(&["--enable-log-rotation"], "--log-outputs");
     refuses(&["--listen-peer-urls=https://127.0.0.1:1"], "TLS is not served yet");
+    refuses(&["--skeg-nospace-low-water=100"], "--skeg-nospace-low-water");
     refuses(&["--skeg-watch-ring-bytes=0"], "--skeg-watch-ring-bytes");
     let same = ["--listen-client-urls=http://127.0.0.1:1", "--advertise-client-urls=http://127.0.0.1:1"];
     refuses(&[same[0], same[1], "--listen-client-http-urls=http://localhost:1"], "--listen-client-http-urls");

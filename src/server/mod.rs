@@ -354,6 +354,12 @@ fn spawn_tasks(
         tokio::spawn(task::divergence::run(node(), state())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
+        tokio::spawn(task::alarms::run(
+            node(),
+            state(),
+            Arc::clone(&context.space),
+            task::alarms::LowWater::new(settings.quota_backend_bytes, settings.nospace_low_water_percent),
+        )),
         tokio::spawn(task::auto_compaction::run(node(), state(), settings.auto_compaction)),
         tokio::spawn(task::flush::run(node(), state(), settings.snapshot_count)),
     ];

@@ -1,5 +1,6 @@
 //! What runs unasked. Each task is a loop over handles that it was given; it changes replicated state only by proposing.
 
+pub mod alarms;
 pub mod auto_compaction;
 pub mod compaction;
 pub mod corruption_check;

@@ -198,6 +198,34 @@ async fn a_quota_stops_writes_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn the_alarm_of_a_quota_ends_below_the_low_water_mark_if_asked_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut member = Member::new(directory.path());
+    member.set("quota-backend-bytes", "16777216");
+    member.set("skeg-nospace-low-water", "80");
+    member.start();
+    let mut client = member.client().await;
+    let mut kept = 0;
+    while client.put(format!("big/{kept}"), noise(500_000), None).await.is_ok() {
+        kept += 1;
+        assert!(kept < 100, "the quota is enforced");
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(client.put("small", "1", None).await.is_err(), "there is no room yet");
+    let deleted = client.delete("big/", Some(DeleteOptions::new().with_prefix())).await.unwrap();
+    let revision = deleted.header().unwrap().revision();
+    client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
+    client.defragment().await.unwrap();
+    let started = now();
+    while let Err(error) = client.put("small", "1", None).await {
+        assert!(started.elapsed() < Duration::from_secs(60), "nobody clears it: {error}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let alarms = client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap();
+    assert!(alarms.alarms().is_empty());
+}
+
+#[tokio::test]
 async fn a_full_disk_stops_writes_until_there_is_room() {
     let mount = Mount::tmpfs(60);
     let mut member = Member::new(mount.path());

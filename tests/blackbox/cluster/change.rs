@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{Client, MemberAddOptions};
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, MemberAddOptions};
 use skeg::clock::now;
 
 use super::{Cluster, PATIENCE};
@@ -198,4 +198,35 @@ async fn a_member_has_itself_added_and_another_takes_the_place_of_a_dead_one() {
     client.put("after", "v", None).await.unwrap();
     cluster.leader().await;
     cluster.assert_equal().await;
+}
+
+#[tokio::test]
+async fn a_removed_member_takes_its_alarm_with_it() {
+    let cluster = Cluster::found(3);
+    let leader = cluster.leader().await;
+    let gone = (leader + 1) % 3;
+    let status = cluster.members[gone].client().await.maintenance_client().status().await.unwrap();
+    let id = status.header().unwrap().member_id();
+    let mut client = cluster.members[leader].client().await;
+    for member in [id, 77] {
+        let mut of_member = AlarmOptions::new();
+        of_member.with_member(member);
+        client.alarm(AlarmAction::Activate, AlarmType::Nospace, Some(of_member)).await.unwrap();
+    }
+    let started = now();
+    while let Err(error) = client.member_remove(id).await {
+        assert!(error.to_string().contains("unhealthy cluster"), "{error}");
+        assert!(started.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    loop {
+        let alarms = client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap();
+        let members: Vec<u64> = alarms.alarms().iter().map(|alarm| alarm.member_id()).collect();
+        assert!(members.contains(&77), "one that was raised for nobody stays: {members:?}");
+        if members == [77] {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "{members:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
