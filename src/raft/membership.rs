@@ -19,7 +19,6 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::raft::Precondition;
 use tracing::{info, warn};
 
-use super::network::FORGOT;
 use super::node::Node;
 use super::types::{Membership, Peer, TypeConfig};
 use crate::clock;
@@ -215,12 +214,14 @@ impl Node {
         }
     }
 
-    /// Waits until a peer shows that this member has lost part of its log; gives what it says.
+    /// Waits until a peer shows that this member is not what it was, or has lost part of its log; gives what it says.
     pub async fn forgot(&self) -> &'static str {
-        while !self.links.has_forgotten() {
+        loop {
+            if let Some(forgot) = self.links.forgot() {
+                return forgot;
+            }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        FORGOT
     }
 
     /// True if this member has a place in Raft's membership as last committed.

@@ -19,7 +19,7 @@ use super::force;
 use super::leadership::{self, Leadership};
 use super::log_store::LogStore;
 use super::membership;
-use super::network::{Forwarder, Links, Network, Timeouts};
+use super::network::{Forwarder, Kin, Links, Network, Timeouts};
 use super::outcomes::Outcomes;
 use super::read_index::{self, ReadError, ReadIndex};
 use super::snapshot::Source;
@@ -31,6 +31,7 @@ use crate::blocking::{self, Background};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
 use crate::storage::data_dir::Identity;
+use crate::storage::lives::LivesError;
 use crate::storage::log::{Log, LogError, LogObserver, LogOptions, LogStats, Recovered};
 use crate::storage::schema::{Family, MetaKey};
 use crate::storage::snapshot::Generations;
@@ -72,6 +73,8 @@ pub struct NodeOptions {
     pub keep_entries: u64,
     /// The directories of the store.
     pub generations: Arc<Generations>,
+    /// Where the lives of this member and its peers are kept.
+    pub lives_dir: PathBuf,
 }
 
 /// How a member without a log begins.
@@ -110,6 +113,9 @@ pub enum StartError {
         /// Last index applied to the files.
         applied: i128,
     },
+    /// The lives cannot be read or written.
+    #[error(transparent)]
+    Lives(#[from] LivesError),
     /// Raft refused its settings or stopped.
     #[error("raft: {0}")]
     Raft(String),
@@ -196,7 +202,9 @@ impl Node {
         if options.force_new_cluster {
             force::stand_alone(&log, &mut recovered, &state, options.identity.member_id)?;
         }
-        let links = Arc::new(Links::new(options.identity, timeouts(&options), Arc::clone(&options.metrics)));
+        let kin = Kin::begin(&options.lives_dir)?;
+        let links = Links::new(options.identity, kin, timeouts(&options), Arc::clone(&options.metrics));
+        let links = Arc::new(links);
         if let Beginning::Joining(members) = &options.beginning {
             links.follow(members.iter().map(|(id, urls)| (*id, urls.as_slice())));
         }

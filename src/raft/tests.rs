@@ -54,6 +54,7 @@ impl Member {
             max_request_bytes: 1 << 20,
             keep_entries: 50,
             generations: Arc::new(Generations::open(dir).expect("the directory opens")),
+            lives_dir: dir.to_owned(),
             metrics: Arc::new(Metrics::new(false)),
             slow_apply: Duration::from_secs(1),
         };

@@ -207,6 +207,7 @@ impl Member {
             max_request_bytes: size(config.member.max_request_bytes),
             keep_entries: config.member.snapshot_catchup_entries,
             generations: Arc::new(generations),
+            lives_dir: data_dir.root().to_owned(),
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
         let limits = limits(config);

@@ -3,6 +3,8 @@
 //! ```text
 //! DATA-DIR/member/skeg/lock       held while a process uses the directory
 //!                      identity   member and cluster id, written once
+//!                      lives      which processes the member has been, `lives`
+//!                      peers      which ones its peers were, `lives`
 //!                      store/     RocksDB, or a later generation of it: `snapshot/generations`
 //!                      log/       the Raft log, or WAL-DIR if one is given
 //! ```

@@ -8,6 +8,7 @@ pub mod bolt;
 pub mod data_dir;
 mod engine;
 pub mod etcd;
+pub mod lives;
 #[cfg_attr(feature = "sim", allow(dead_code, reason = "what its threads run, tasks do there"))]
 pub mod log;
 pub mod mvcc;

@@ -16,6 +16,7 @@ use tonic::{Request, Status};
 use tower_service::Service;
 
 use super::counted::CountedBody;
+use super::kin::Met;
 use super::links::Link;
 use crate::proto::client::peer_client::PeerClient;
 #[cfg(feature = "sim")]
@@ -35,6 +36,8 @@ pub(super) const CLUSTER: &str = "skeg-cluster";
 pub(super) const FROM: &str = "skeg-from";
 /// Metadata: the member that is meant.
 pub(super) const TO: &str = "skeg-to";
+/// Metadata: which of its lives the sender is in.
+pub(super) const LIFE: &str = "skeg-life";
 /// Metadata: the version of this protocol.
 pub(super) const PROTOCOL: &str = "skeg-protocol";
 /// The version spoken here.
@@ -61,7 +64,10 @@ impl Channel {
             return Ok(client.clone());
         }
         self.open = None;
-        let (sender, client) = connect(link).await?;
+        let (sender, client, met) = connect(link).await?;
+        if let Met::Copy(_) = met {
+            return Err(io::Error::other("what answers there is not the member that it was"));
+        }
         self.open = Some((sender, client.clone()));
         Ok(client)
     }
@@ -72,13 +78,13 @@ impl Channel {
     }
 }
 
-/// Connects to the first address of a peer that answers.
-async fn connect(link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
+/// Connects to the first address of a peer that answers, and looks who does.
+pub(super) async fn connect(link: &Link) -> io::Result<(SendRequest<Body>, Client, Met)> {
     let urls = link.urls();
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "no peer URL is known");
     for url in &urls {
         match tokio::time::timeout(link.timeouts().connect, connect_to(url, link)).await {
-            Ok(Ok(client)) => return Ok(client),
+            Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(error)) => failure = error,
             Err(_) => failure = io::Error::new(io::ErrorKind::TimedOut, "connecting took too long"),
         }
@@ -86,14 +92,15 @@ async fn connect(link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
     Err(failure)
 }
 
-async fn connect_to(url: &str, link: &Link) -> io::Result<(SendRequest<Body>, Client)> {
+async fn connect_to(url: &str, link: &Link) -> io::Result<(SendRequest<Body>, Client, Met)> {
     let (mut opened, origin) = open(url, link.timeouts()).await?;
     opened.1 = link.counters().cloned();
     let sender = opened.0.clone();
-    let client = PeerClient::with_origin(opened, origin)
+    let mut client = PeerClient::with_origin(opened, origin)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    Ok((sender, client))
+    let met = link.meet(&mut client).await?;
+    Ok((sender, client, met))
 }
 
 /// Connects to a URL for any of the generated clients, with its origin.
@@ -172,10 +179,13 @@ impl Service<http::Request<Body>> for Opened {
 pub(super) fn addressed<T>(link: &Link, message: T) -> Request<T> {
     let mut request = Request::new(message);
     let metadata = request.metadata_mut();
-    let identity = link.identity();
+    let identity = link.near().identity;
     metadata.insert(CLUSTER, hex(identity.cluster_id));
     metadata.insert(FROM, hex(identity.member_id));
     metadata.insert(TO, hex(link.member_id()));
+    if let Some(kin) = &link.near().kin {
+        metadata.insert(LIFE, hex(kin.life()));
+    }
     metadata.insert(PROTOCOL, MetadataValue::from_static(PROTOCOL_VERSION));
     request
 }

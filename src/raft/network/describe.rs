@@ -4,15 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::channel::{Channel, Timeouts};
-use super::links::Link;
+use super::links::{Link, Near, Verdict};
 use crate::proto::skegpb::{DescribeRequest, DescribeResponse, InviteRequest};
 use crate::storage::data_dir::Identity;
 
 /// Asks the member at `peer_urls`; `None` if it does not answer in time.
 pub async fn describe(peer_urls: Vec<String>, within: Duration) -> Option<DescribeResponse> {
-    let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
-    let nobody = Identity { member_id: 0, cluster_id: 0 };
-    let link = Link::new(nobody, 0, timeouts, peer_urls, Arc::default(), None);
+    let link = Link::new(nobody(0, within), 0, peer_urls, None);
     let asking = async {
         let mut client = Channel::default().open(&link).await.ok()?;
         client.describe(DescribeRequest::default()).await.ok()
@@ -31,12 +29,18 @@ pub async fn ask_to_join(
     replaces: u64,
     within: Duration,
 ) -> Result<u64, String> {
-    let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
-    let nobody = Identity { member_id: 0, cluster_id: described.cluster_id };
-    let link = Link::new(nobody, described.member_id, timeouts, at, Arc::default(), None);
+    let near = nobody(described.cluster_id, within);
+    let link = Link::new(near, described.member_id, at, None);
     let asked =
         link.ask(InviteRequest { peer_urls, replaces }, async |client, request| client.invite(request).await);
     let answered = tokio::time::timeout(within, asked).await.map_err(|_| "no answer in time".to_owned())?;
     let response = answered.map_err(|status| status.message().to_owned())?;
     if response.refusal.is_empty() { Ok(response.member_id) } else { Err(response.refusal) }
+}
+
+/// One that asks and is no member.
+fn nobody(cluster_id: u64, within: Duration) -> Arc<Near> {
+    let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
+    let identity = Identity { member_id: 0, cluster_id };
+    Arc::new(Near { identity, timeouts, kin: None, verdict: Verdict::default() })
 }

@@ -1,8 +1,8 @@
 //! Who the peers are and where they are reached: one [`Link`] per member, shared by all that talks to it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -10,7 +10,8 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use super::channel::{Channel, Client, Timeouts, addressed, is_refusal};
-use super::{FORGOT, REMOVED};
+use super::kin::Kin;
+use super::{COPIED, FORGOT, REMOVED};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::id::MemberId;
@@ -21,20 +22,28 @@ use crate::telemetry::metrics::{Metrics, PeerCounters};
 
 /// All peers.
 pub(crate) struct Links {
-    identity: Identity,
-    timeouts: Timeouts,
+    near: Arc<Near>,
     links: RwLock<BTreeMap<u64, Arc<Link>>>,
-    verdict: Arc<Verdict>,
-    /// The highest index that a leader has said is committed.
+    /// The highest index that a leader has said is committed, this member included.
     committed: AtomicU64,
     metrics: Arc<Metrics>,
+}
+
+/// This member, the near end of all links.
+pub(super) struct Near {
+    pub(super) identity: Identity,
+    pub(super) timeouts: Timeouts,
+    /// `None` for one that does not belong to the cluster yet.
+    pub(super) kin: Option<Kin>,
+    pub(super) verdict: Verdict,
 }
 
 /// What a peer said of this member.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     removed: AtomicBool,
-    forgot: AtomicBool,
+    /// That it is not what it was, in the peer's words.
+    forgot: OnceLock<&'static str>,
 }
 
 /// What a peer has acknowledged to this member as the leader of a term.
@@ -42,21 +51,23 @@ pub(super) struct Verdict {
 struct Acknowledged {
     term: u64,
     index: u64,
+    /// The last of it that is known to be committed: no leader of any term replaces that.
+    committed: u64,
     /// It no longer has it.
     forgot: bool,
 }
 
 /// One peer.
 pub(crate) struct Link {
-    identity: Identity,
+    near: Arc<Near>,
     member_id: u64,
-    timeouts: Timeouts,
     urls: RwLock<Vec<String>>,
     /// For short questions: votes, indexes, leases. Replication has connections of its own.
     control: tokio::sync::Mutex<Channel>,
     contact: Mutex<Contact>,
     acknowledged: Mutex<Acknowledged>,
-    verdict: Arc<Verdict>,
+    /// Held while the peer's life is looked at.
+    pub(super) meeting: tokio::sync::Mutex<()>,
     /// `None` for one that is asked before this member belongs to its cluster.
     counters: Option<Arc<PeerCounters>>,
 }
@@ -71,25 +82,24 @@ struct Contact {
 }
 
 impl Links {
-    pub(crate) fn new(identity: Identity, timeouts: Timeouts, metrics: Arc<Metrics>) -> Links {
-        Links {
-            identity,
-            timeouts,
-            links: RwLock::default(),
-            verdict: Arc::default(),
-            committed: AtomicU64::new(0),
-            metrics,
-        }
+    pub(crate) fn new(identity: Identity, kin: Kin, timeouts: Timeouts, metrics: Arc<Metrics>) -> Links {
+        let near = Near { identity, timeouts, kin: Some(kin), verdict: Verdict::default() };
+        Links { near: Arc::new(near), links: RwLock::default(), committed: AtomicU64::new(0), metrics }
     }
 
     /// True once a peer has said that this member was removed.
     pub(crate) fn is_expelled(&self) -> bool {
-        self.verdict.removed.load(Ordering::Relaxed)
+        self.near.verdict.removed.load(Ordering::Relaxed)
     }
 
-    /// True once a peer has said that this member has forgotten what it acknowledged.
-    pub(crate) fn has_forgotten(&self) -> bool {
-        self.verdict.forgot.load(Ordering::Relaxed)
+    /// What a peer has said if this member has forgotten what it was, or what it acknowledged.
+    pub(crate) fn forgot(&self) -> Option<&'static str> {
+        self.near.verdict.forgot.get().copied()
+    }
+
+    /// The lives of this member and its peers.
+    pub(super) fn kin(&self) -> Option<&Kin> {
+        self.near.kin.as_ref()
     }
 
     /// Takes note of what a leader says is committed.
@@ -97,9 +107,14 @@ impl Links {
         self.committed.fetch_max(index, Ordering::Relaxed);
     }
 
+    /// The highest index that is known to be committed.
+    pub(super) fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
     /// True if a log that ends there lacks something that was committed: its member can lead nobody.
     pub(crate) fn lacks_committed(&self, last: u64) -> bool {
-        last < self.committed.load(Ordering::Relaxed)
+        last < self.committed()
     }
 
     /// The link to a member, if it is known.
@@ -121,10 +136,10 @@ impl Links {
     }
 
     fn link_to(&self, member_id: u64, urls: &[String]) -> Arc<Link> {
-        let [local, remote] = [self.identity.member_id, member_id].map(|id| MemberId::new(id).to_string());
+        let [local, remote] =
+            [self.near.identity.member_id, member_id].map(|id| MemberId::new(id).to_string());
         let counters = Some(self.metrics.peers.peer(&local, &remote));
-        let verdict = Arc::clone(&self.verdict);
-        Link::new(self.identity, member_id, self.timeouts, urls.to_vec(), verdict, counters)
+        Link::new(Arc::clone(&self.near), member_id, urls.to_vec(), counters)
     }
 
     /// Where all is counted.
@@ -134,6 +149,9 @@ impl Links {
 
     /// Takes what the applied log says of the members: their addresses, and who is gone.
     pub(crate) fn follow_cluster(&self, cluster: &Cluster) {
+        if let Some(kin) = self.kin() {
+            kin.known.forget(|member| cluster.is_removed(member));
+        }
         let mut members = cluster.members().map(|member| (member.id, member.peer_urls.as_slice())).peekable();
         if members.peek().is_some() {
             self.follow(members);
@@ -143,7 +161,7 @@ impl Links {
     /// Takes the peers and their addresses; others are forgotten.
     pub(crate) fn follow<'m>(&self, members: impl Iterator<Item = (u64, &'m [String])>) {
         let mut named: BTreeMap<u64, &[String]> = members.collect();
-        named.remove(&self.identity.member_id);
+        named.remove(&self.near.identity.member_id);
         let mut links = self.links.write();
         links.retain(|id, link| {
             let stays = named.contains_key(id);
@@ -160,29 +178,26 @@ impl Links {
 
 impl Link {
     pub(super) fn new(
-        identity: Identity,
+        near: Arc<Near>,
         member_id: u64,
-        timeouts: Timeouts,
         urls: Vec<String>,
-        verdict: Arc<Verdict>,
         counters: Option<Arc<PeerCounters>>,
     ) -> Arc<Link> {
         Arc::new(Link {
-            identity,
+            near,
             member_id,
-            timeouts,
             urls: RwLock::new(urls),
             control: tokio::sync::Mutex::default(),
             contact: Mutex::default(),
             acknowledged: Mutex::default(),
-            verdict,
+            meeting: tokio::sync::Mutex::default(),
             counters,
         })
     }
 
     /// This member, the one at the near end.
-    pub(super) fn identity(&self) -> Identity {
-        self.identity
+    pub(super) fn near(&self) -> &Near {
+        &self.near
     }
 
     /// The member at the far end.
@@ -196,7 +211,7 @@ impl Link {
     }
 
     pub(super) fn timeouts(&self) -> Timeouts {
-        self.timeouts
+        self.near.timeouts
     }
 
     /// What is counted of the peer.
@@ -222,18 +237,24 @@ impl Link {
     }
 
     /// Takes note that the peer holds the log up to `index` as the leader of `term` has it.
-    pub(super) fn acknowledges(&self, term: u64, index: u64) {
+    ///
+    /// `committed` is an index up to which this member knows its own log to be committed.
+    pub(super) fn acknowledges(&self, term: u64, index: u64, committed: u64) {
         let mut acknowledged = self.acknowledged.lock();
         if acknowledged.term != term || index >= acknowledged.index {
-            *acknowledged = Acknowledged { term, index, forgot: false };
+            let committed = acknowledged.committed.max(committed.min(index));
+            let forgot = index < committed && acknowledged.forgot;
+            *acknowledged = Acknowledged { term, index, committed, forgot };
         }
     }
 
     /// Takes note that the peer does not hold `index` as the leader of `term` has it; true if it has acknowledged that it
-    /// does. A log only ever loses what another leader's replaces, and that leader's term is another.
+    /// does. A log only ever loses what another leader's replaces: that leader's term is another, and the entry is not
+    /// committed.
     pub(super) fn lacks(&self, term: u64, index: u64) -> bool {
         let mut acknowledged = self.acknowledged.lock();
-        acknowledged.forgot |= acknowledged.term == term && index <= acknowledged.index;
+        acknowledged.forgot |=
+            index <= acknowledged.committed || acknowledged.term == term && index <= acknowledged.index;
         acknowledged.forgot
     }
 
@@ -263,7 +284,7 @@ impl Link {
     /// Asks whether the peer is there, and for its trail before an entry; `None` also if it does not compute one as it is done
     /// here.
     pub(crate) async fn probe(&self, trail_before: u64) -> Option<Trail> {
-        let within = self.timeouts.connect + self.timeouts.ping_answer;
+        let within = self.timeouts().connect + self.timeouts().ping_answer;
         let request = DescribeRequest { trail_before: Some(trail_before) };
         let started = clock::now();
         let asked = self.ask(request, async |client, request| client.describe(request).await);
@@ -296,10 +317,13 @@ impl Link {
                 let reason = status.message();
                 self.count_failure();
                 if is_refusal(status) && reason == REMOVED {
-                    self.verdict.removed.store(true, Ordering::Relaxed);
+                    self.near.verdict.removed.store(true, Ordering::Relaxed);
                 }
-                if is_refusal(status) && reason == FORGOT {
-                    self.verdict.forgot.store(true, Ordering::Relaxed);
+                let forgot =
+                    [FORGOT, COPIED].into_iter().find(|forgot| is_refusal(status) && reason == *forgot);
+                if let Some(forgot) = forgot {
+                    // The first will do.
+                    let _ = self.near.verdict.forgot.set(forgot);
                 }
                 if contact.answers_since.take().is_some() {
                     self.counters().inspect(|counters| {
@@ -312,5 +336,32 @@ impl Link {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link() -> Arc<Link> {
+        let within = Duration::from_secs(1);
+        let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
+        let identity = Identity { member_id: 1, cluster_id: 1 };
+        let near = Near { identity, timeouts, kin: None, verdict: Verdict::default() };
+        Link::new(Arc::new(near), 2, Vec::new(), None)
+    }
+
+    #[test]
+    fn what_was_acknowledged_and_could_not_be_replaced_is_missed() {
+        let peer = link();
+        peer.acknowledges(3, 10, 6);
+        assert!(!peer.lacks(3, 11), "it never said so");
+        assert!(!peer.lacks(4, 7), "another leader may have replaced what was not committed");
+        assert!(peer.lacks(4, 6), "nobody replaces what is committed");
+        peer.acknowledges(5, 2, 6);
+        assert!(peer.has_forgotten(), "it has not got all back");
+        peer.acknowledges(5, 6, 6);
+        assert!(!peer.has_forgotten());
+        assert!(!peer.lacks(5, 7) && peer.lacks(5, 6));
     }
 }

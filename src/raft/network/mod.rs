@@ -16,6 +16,7 @@ mod channel;
 mod counted;
 mod describe;
 mod forward;
+mod kin;
 mod links;
 mod service;
 mod snapshot;
@@ -44,6 +45,7 @@ pub use channel::{Opened, dial};
 pub use counted::Served;
 pub use describe::{ask_to_join, describe};
 pub(crate) use forward::{Answer, Forwarder};
+pub(crate) use kin::Kin;
 pub(crate) use links::{Link, Links};
 pub use service::Membership;
 
@@ -59,6 +61,10 @@ const REMOVED: &str = "the member has been permanently removed from the cluster"
 /// What a member is told whose log no longer holds what it acknowledged; it ends then. openraft would end the leader.
 pub(crate) const FORGOT: &str = "the member has forgotten entries that it acknowledged: its data directory is an old copy, or \
     was lost; remove the member and add it anew";
+
+/// What one of two members is told that go on from copies of one directory; it ends then.
+const COPIED: &str = "the member has forgotten what it was: another process has run as this member since its data directory \
+    was copied; stop one of them, and if it is this one, remove its data directory";
 
 /// Pause before a peer that could not be reached is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
@@ -157,7 +163,11 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                 self.links.metrics().peers.late_heartbeats.inc();
             }
             let term = first.vote.leader_id().term;
-            let input = futures::stream::once(std::future::ready(first)).chain(input);
+            let links = Arc::clone(&self.links);
+            let input =
+                futures::stream::once(std::future::ready(first)).chain(input).inspect(move |request| {
+                    links.heard_committed(request.leader_commit.as_ref().map_or(0, |last| last.index()));
+                });
             let opened = self.channel.open(&self.link).await;
             let mut client =
                 opened.inspect_err(|_| self.link.count_failure()).map_err(|error| unreachable(&error))?;
@@ -171,7 +181,7 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                     return Err(unreachable(&status));
                 }
             };
-            let link = Arc::clone(&self.link);
+            let (link, links) = (Arc::clone(&self.link), Arc::clone(&self.links));
             let failing = Arc::clone(&self.link);
             let answers = answers.map_err(move |status: Status| {
                 failing.count_failure();
@@ -179,7 +189,9 @@ impl RaftNetworkV2<TypeConfig> for Connection {
             });
             let answers = answers.and_then(move |answer| {
                 let answer = wire::appended_from_proto(answer).map_err(|error| broken(&error));
-                std::future::ready(answer.and_then(|answer| remembered(&link, term, answer)))
+                std::future::ready(
+                    answer.and_then(|answer| remembered(&link, term, links.committed(), answer)),
+                )
             });
             Ok(Box::pin(answers) as BoxStream<'s, _>)
         })
@@ -251,14 +263,15 @@ impl RaftNetworkV2<TypeConfig> for Connection {
     }
 }
 
-/// Compares an answer with what the peer has acknowledged in the same term, which openraft takes for granted.
+/// Compares an answer with what the peer has acknowledged, which openraft takes for granted.
 fn remembered(
     link: &Link,
     term: u64,
+    committed: u64,
     answer: StreamAppendResult<TypeConfig>,
 ) -> Result<StreamAppendResult<TypeConfig>, Failure> {
     match &answer {
-        Ok(Some(last)) => link.acknowledges(term, last.index()),
+        Ok(Some(last)) => link.acknowledges(term, last.index(), committed),
         Err(StreamAppendError::Conflict(at)) if link.lacks(term, at.index()) => {
             return Err(unreachable(&io::Error::other(FORGOT)));
         }

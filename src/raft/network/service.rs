@@ -16,10 +16,11 @@ use openraft::async_runtime::WatchReceiver;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 
-use super::channel::{CLUSTER, FROM, MESSAGE_BYTES_MAX, PROTOCOL, PROTOCOL_VERSION, TO};
+use super::channel::{CLUSTER, FROM, LIFE, MESSAGE_BYTES_MAX, PROTOCOL, PROTOCOL_VERSION, TO, is_refusal};
 use super::snapshot::{self, Receiving};
 use super::wire;
 use crate::clock;
@@ -28,6 +29,7 @@ use crate::proto::etcdserverpb;
 use crate::proto::server::peer_server::{Peer, PeerServer};
 use crate::proto::skegpb as pb;
 use crate::raft::Node;
+use crate::storage::lives::Lives;
 use crate::storage::mvcc::hash::RevisionHash;
 use crate::storage::schema::Trail;
 
@@ -68,9 +70,9 @@ impl PeerService {
     }
 
     /// Checks who calls whom; gives the sender.
-    fn check<T>(&self, request: &Request<T>) -> Result<u64, Status> {
+    async fn check(&self, metadata: &MetadataMap) -> Result<u64, Status> {
         let field = |name: &'static str| {
-            let value = request.metadata().get(name).and_then(|value| value.to_str().ok());
+            let value = metadata.get(name).and_then(|value| value.to_str().ok());
             value.ok_or_else(|| format!("{name} is missing"))
         };
         let id = |name: &'static str| {
@@ -91,16 +93,26 @@ impl PeerService {
             }
             Status::permission_denied(refusal)
         })?;
+        let link = self.node.links.get(from);
         let refusal = if cluster != identity.cluster_id {
             format!("cluster ID mismatch: here it is {}", ClusterId::new(identity.cluster_id))
         } else if to != identity.member_id {
             format!("the member here is {}", MemberId::new(identity.member_id))
         } else if self.node.is_removed(from) {
             super::REMOVED.to_owned()
-        } else if self.node.links.get(from).is_some_and(|link| link.has_forgotten()) {
+        } else if link.as_ref().is_some_and(|link| link.has_forgotten()) {
             super::FORGOT.to_owned()
         } else {
-            return Ok(from);
+            // One of an earlier version does not say.
+            let admitted = match (&link, id(LIFE)) {
+                (Some(link), Ok(life)) => link.admit(life).await,
+                _ => Ok(()),
+            };
+            match admitted {
+                Ok(()) => return Ok(from),
+                Err(refused) if is_refusal(&refused) => refused.message().to_owned(),
+                Err(unclear) => return Err(unclear),
+            }
         };
         let (sender, cluster) = (MemberId::new(from), ClusterId::new(cluster));
         if self.node.note_refused(&format!("{sender}: {refusal}")) {
@@ -125,7 +137,7 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<pb::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
-        let from = self.node.links.get(self.check(&request)?);
+        let from = self.node.links.get(self.check(request.metadata()).await?);
         let counters = from.and_then(|link| link.counters().cloned());
         let budget = Arc::new(Semaphore::new(APPEND_BYTES_MAX));
         let held: Arc<Mutex<VecDeque<OwnedSemaphorePermit>>> = Arc::default();
@@ -177,7 +189,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::VoteRequest>,
     ) -> Result<Response<pb::VoteResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let request = request.into_inner();
         let pre_vote = request.pre_vote;
         let asked = wire::vote_request_from_proto(request).map_err(malformed)?;
@@ -198,7 +210,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let asked = wire::transfer_from_proto(request.into_inner()).map_err(malformed)?;
         let answer = self.node.raft().handle_transfer_leader(asked).await;
         let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -211,7 +223,7 @@ impl Peer for PeerService {
         request: Request<Streaming<pb::SnapshotChunk>>,
     ) -> Result<Response<Self::InstallSnapshotStream>, Status> {
         let peers = &self.node.links.metrics().peers;
-        let from = self.check(&request).inspect_err(|_| peers.refused_snapshot())?;
+        let from = self.check(request.metadata()).await.inspect_err(|_| peers.refused_snapshot())?;
         let (answers, outgoing) = mpsc::channel(2);
         let (node, receiving) = (self.node.clone(), Arc::clone(&self.receiving));
         tokio::spawn(snapshot::receive(node, receiving, from, request.into_inner(), answers));
@@ -222,7 +234,7 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<pb::ProposeRequest>>,
     ) -> Result<Response<Self::ProposeStream>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         Ok(Response::new(Proposals {
             node: self.node.clone(),
             nonce: u64::from_le_bytes(clock::random()),
@@ -236,7 +248,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::ReadIndexRequest>,
     ) -> Result<Response<pb::ReadIndexResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let index = self.node.leader_read_index().await;
         Ok(Response::new(pb::ReadIndexResponse { index }))
     }
@@ -245,7 +257,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::RenewLeaseRequest>,
     ) -> Result<Response<pb::RenewLeaseResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let renewed = self.node.renew_here(request.into_inner().id).await;
         Ok(Response::new(match renewed {
             Some(ttl) => pb::RenewLeaseResponse { leads: true, ttl },
@@ -257,7 +269,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::LeaseTimeRequest>,
     ) -> Result<Response<pb::LeaseTimeResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let found = self.node.lease_time_here(request.into_inner().id);
         Ok(Response::new(match found {
             Some(remaining) => pb::LeaseTimeResponse {
@@ -273,7 +285,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::MemberProgressRequest>,
     ) -> Result<Response<pb::MemberProgressResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let progress = self.node.progress_here(request.into_inner().member_id);
         Ok(Response::new(match progress {
             Some((matched, last)) => pb::MemberProgressResponse { leads: true, matched, last },
@@ -285,7 +297,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::HashHistoryRequest>,
     ) -> Result<Response<pb::HashHistoryResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let found = self.node.hash_here(request.into_inner().revision).await;
         let hash = found.map(|RevisionHash { hash, compact_revision, revision }| pb::HistoryHash {
             hash,
@@ -299,7 +311,7 @@ impl Peer for PeerService {
         &self,
         request: Request<pb::InviteRequest>,
     ) -> Result<Response<pb::InviteResponse>, Status> {
-        self.check(&request)?;
+        self.check(request.metadata()).await?;
         let pb::InviteRequest { peer_urls, replaces } = request.into_inner();
         let response = match self.node.invite(peer_urls, replaces).await {
             Ok(member_id) => pb::InviteResponse { member_id, refusal: String::new() },
@@ -315,7 +327,7 @@ impl Peer for PeerService {
         // One that is to join does not know the cluster yet.
         let mut trail = None;
         if request.metadata().contains_key(CLUSTER) {
-            self.check(&request)?;
+            self.check(request.metadata()).await?;
             if let Some(next) = request.get_ref().trail_before {
                 trail = self.node.trail_before(next);
             }
@@ -324,6 +336,7 @@ impl Peer for PeerService {
             trail.map(|Trail { origin, next, hash }| pb::Trail { recipe: Trail::RECIPE, origin, next, hash });
         let identity = self.node.identity();
         let Membership { members, version } = (self.members)();
+        let lives = self.node.links.kin().map(|kin| &kin.own);
         Ok(Response::new(pb::DescribeResponse {
             cluster_id: identity.cluster_id,
             member_id: identity.member_id,
@@ -331,6 +344,8 @@ impl Peer for PeerService {
             cluster_version: version,
             leader: self.node.status().leader,
             trail,
+            starts: lives.map_or(0, Lives::starts),
+            lives: lives.map(|lives| lives.ids().to_vec()).unwrap_or_default(),
         }))
     }
 }

@@ -2,6 +2,7 @@
 
 mod catch_up;
 mod change;
+mod copies;
 mod corrupt;
 mod disk;
 mod diverge;

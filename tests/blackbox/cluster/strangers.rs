@@ -1,25 +1,21 @@
-//! What does not belong on the peer port, and members that are not what they were: refused, said once, nothing lost.
+//! What does not belong on the peer port: refused, said once, nothing lost.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use etcd_client::GetOptions;
-use rustix::process::Signal;
-use skeg::clock::now;
 use skeg::proto::client::peer_client::PeerClient;
 use skeg::proto::skegpb::log_entry::Payload;
 use skeg::proto::skegpb::{AppendRequest, Blank, LogEntry, ReadIndexRequest, Vote, VoteRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use super::copies::put_some;
 use super::proxy::{Pair, around};
-use super::{Cluster, ELECTION_TIMEOUT, PATIENCE};
-use crate::member::{Member, send};
-use crate::programs::skeg;
+use super::{Cluster, PATIENCE};
+use crate::member::Member;
 
 /// A message under some metadata.
 fn request<T>(message: T, metadata: &[(&'static str, &str)]) -> Request<T> {
@@ -148,198 +144,4 @@ async fn replayed_bytes_change_nothing() {
     assert_eq!(after.header().unwrap().revision(), current);
     client.put("last", "v", None).await.unwrap();
     cluster.assert_equal().await;
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
-
-async fn put_some(client: &mut etcd_client::Client, prefix: &str) {
-    for key in 0..20 {
-        client.put(format!("{prefix}/{key}"), "v", None).await.unwrap();
-    }
-}
-
-/// Gives a member the directory back that it had earlier, and what it acknowledged since to nobody.
-struct OldCopy {
-    member: usize,
-    data: std::path::PathBuf,
-    old: std::path::PathBuf,
-}
-
-impl OldCopy {
-    /// Takes the copy; the member runs again afterwards.
-    fn take(cluster: &mut Cluster, member: usize) -> OldCopy {
-        let data = cluster.members[member].data_dir();
-        let old = data.with_extension("old");
-        cluster.members[member].stop();
-        copy(&data, &old);
-        cluster.start_all();
-        OldCopy { member, data, old }
-    }
-
-    /// Starts the member with it, without waiting.
-    fn restore(&self, cluster: &mut Cluster) {
-        cluster.members[self.member].stop();
-        std::fs::remove_dir_all(&self.data).unwrap();
-        copy(&self.old, &self.data);
-        drop(cluster.members[self.member].spawn(Command::new(skeg())));
-    }
-}
-
-/// Three members whose leader stays, however busy the machine is.
-fn steady() -> Cluster {
-    let mut cluster = Cluster::prepare(3);
-    for member in &mut cluster.members {
-        member.set("election-timeout", "5000");
-    }
-    cluster.start_all();
-    cluster
-}
-
-/// It must end by itself, for the reason that it has forgotten something.
-async fn ends_forgetful(member: &mut Member) {
-    assert!(member.ends_within(PATIENCE).await, "it goes on with what it has forgotten");
-    let (status, log) = member.wait();
-    assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("has forgotten") && !log.contains("panicked"), "{log}");
-}
-
-#[tokio::test]
-async fn a_member_with_an_old_copy_of_its_directory_is_refused() {
-    let mut cluster = steady();
-    let leader = cluster.leader().await;
-    let forgetful = (leader + 1) % 3;
-    let mut client = cluster.members[leader].client().await;
-    put_some(&mut client, "old").await;
-    let old = OldCopy::take(&mut cluster, forgetful);
-    put_some(&mut client, "new").await;
-    old.restore(&mut cluster);
-    ends_forgetful(&mut cluster.members[forgetful]).await;
-    // It may be started again and again; others are not disturbed.
-    drop(cluster.members[forgetful].spawn(Command::new(skeg())));
-    ends_forgetful(&mut cluster.members[forgetful]).await;
-    put_some(&mut client, "after").await;
-    cluster.assert_equal().await;
-    replace(&mut cluster, &mut client, forgetful).await;
-    let log = cluster.members[leader].stop();
-    assert!(!log.contains("panicked"), "{log}");
-    assert_eq!(log.matches("has forgotten").count(), 1, "said once: {log}");
-}
-
-/// The leader and the member that forgets it are the only ones with an entry. While the leader is there, the other gets it
-/// back or is refused; it does not make a leader of one that never had it.
-#[tokio::test]
-async fn what_a_member_has_forgotten_is_not_voted_away() {
-    let mut cluster = Cluster::found(3);
-    let leader = cluster.leader().await;
-    let (forgetful, lagging) = ((leader + 1) % 3, (leader + 2) % 3);
-    let mut client = cluster.members[leader].client().await;
-    put_some(&mut client, "old").await;
-    let old = OldCopy::take(&mut cluster, forgetful);
-    send(cluster.members[lagging].pid(), Signal::STOP);
-    put_some(&mut client, "new").await;
-    old.restore(&mut cluster);
-    let started = now();
-    while !cluster.members[forgetful].ends_within(Duration::from_millis(100)).await
-        && client.put("after", "v", None).await.is_err()
-    {
-        assert!(started.elapsed() < PATIENCE, "it is neither refused nor brought up to date");
-    }
-    send(cluster.members[lagging].pid(), Signal::CONT);
-    let started = now();
-    let mut other = cluster.members[lagging].client().await;
-    while let Err(error) = other.put("after", "v", None).await {
-        assert!(started.elapsed() < PATIENCE, "{error}");
-    }
-    let found = other.get("new/", Some(GetOptions::new().with_prefix())).await.unwrap();
-    assert_eq!(found.count(), 20, "what was acknowledged is there");
-    let log = cluster.members[leader].stop();
-    assert!(!log.contains("panicked"), "{log}");
-}
-
-/// Removes a member whose directory is lost or wrong, and adds a new one in its place.
-async fn replace(cluster: &mut Cluster, client: &mut etcd_client::Client, at: usize) {
-    let id = member_id(cluster, client, at).await;
-    let started = now();
-    while let Err(error) = client.member_remove(id).await {
-        assert!(started.elapsed() < PATIENCE, "{error}");
-        sleep(Duration::from_millis(100)).await;
-    }
-    let url = cluster.members[at].peer_url();
-    while let Err(error) = client.member_add([url.clone()], None).await {
-        assert!(started.elapsed() < PATIENCE, "{error}");
-        sleep(Duration::from_millis(100)).await;
-    }
-    let _ = std::fs::remove_dir_all(cluster.members[at].data_dir());
-    cluster.members[at].set("initial-cluster-state", "existing");
-    cluster.start_all();
-    cluster.leader().await;
-    cluster.assert_equal().await;
-}
-
-async fn member_id(cluster: &Cluster, client: &mut etcd_client::Client, at: usize) -> u64 {
-    let url = cluster.members[at].peer_url();
-    let list = client.member_list().await.unwrap();
-    let member = list.members().iter().find(|member| member.peer_urls().contains(&url));
-    member.expect("it is a member").id()
-}
-
-/// The same with an empty directory, as after the loss of a disk.
-#[tokio::test]
-async fn a_member_that_lost_its_directory_is_refused_until_it_is_replaced() {
-    let mut cluster = steady();
-    let leader = cluster.leader().await;
-    let lost = (leader + 1) % 3;
-    let mut client = cluster.members[leader].client().await;
-    put_some(&mut client, "key").await;
-    cluster.members[lost].stop();
-    std::fs::remove_dir_all(cluster.members[lost].data_dir()).unwrap();
-    let refused = cluster.members[lost].start_refused();
-    // By the others when it asks them, or by the leader if they were too busy to answer.
-    let because = ["has already been bootstrapped", "has forgotten"];
-    assert!(because.iter().any(|because| refused.stderr.contains(because)), "{}", refused.stderr);
-    let _ = std::fs::remove_dir_all(cluster.members[lost].data_dir());
-    cluster.members[lost].set("initial-cluster-state", "existing");
-    drop(cluster.members[lost].spawn(Command::new(skeg())));
-    ends_forgetful(&mut cluster.members[lost]).await;
-    replace(&mut cluster, &mut client, lost).await;
-}
-
-/// A second process with a copy of a member's directory, at addresses that nobody knows.
-#[tokio::test]
-async fn a_second_member_with_a_copied_directory_changes_nothing() {
-    let mut cluster = Cluster::found(3);
-    let leader = cluster.leader().await;
-    let copied = (leader + 1) % 3;
-    let mut client = cluster.members[leader].client().await;
-    put_some(&mut client, "before").await;
-    cluster.members[copied].stop();
-    let elsewhere = tempfile::tempdir().unwrap();
-    copy(&cluster.members[copied].data_dir(), &elsewhere.path().join("data"));
-    cluster.start_all();
-    let load = cluster.load();
-    load.goes_on(30).await;
-    let mut second = Member::new(elsewhere.path());
-    second.set("name", &super::name(copied));
-    let _ready = second.spawn(Command::new(skeg()));
-    sleep(3 * ELECTION_TIMEOUT).await;
-    load.goes_on(60).await;
-    // Nobody is led astray by it when the leader goes either.
-    cluster.members[leader].kill();
-    load.goes_on(60).await;
-    cluster.start_all();
-    cluster.leader().await;
-    let (_, log) = second.kill();
-    assert!(!log.contains("panicked"), "{log}");
-    cluster.check(load).await;
 }
