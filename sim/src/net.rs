@@ -361,7 +361,8 @@ impl AsyncWrite for End {
 impl Drop for End {
     fn drop(&mut self) {
         // Ends that wait at a door are dropped with it, from within.
-        NET.with(|net| {
+        // At the end of the process, with all of it.
+        let _ = NET.try_with(|net| {
             let Ok(mut net) = net.try_borrow_mut() else { return };
             let Some(stream) = net.streams.get_mut(&self.stream) else { return };
             let half = &mut stream.halves[self.side];

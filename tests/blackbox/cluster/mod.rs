@@ -15,6 +15,7 @@ mod load;
 mod proxy;
 mod srv;
 mod strangers;
+mod wall_clock;
 
 use std::path::Path;
 use std::process::Command;
