@@ -5,6 +5,7 @@
 //! ```text
 //! main -> server -> gateway -> api -> raft -> apply -> auth, lease, cluster -> storage -> RocksDB
 //!               \-> task ----------->/    \-> watch ------------------------->/
+//! bin/utl -> utl ------------> raft, cluster, storage
 //! ```
 //!
 //! Leaves, usable by all: `proto` (the wire types), `config`, `clock`, `blocking`, `telemetry`, and in the simulation `sim`.
@@ -27,4 +28,5 @@ pub mod sim;
 pub mod storage;
 pub mod task;
 pub mod telemetry;
+pub mod utl;
 pub mod watch;

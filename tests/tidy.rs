@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 
 /// What each module of the server may name besides itself and [`LEAVES`]. Arrows may skip, and never return.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("storage", &[]),
     ("cluster", &["storage"]),
     ("lease", &["storage"]),
@@ -23,6 +23,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("api", &["raft", "apply", "watch", "auth", "lease", "cluster", "storage"]),
     ("gateway", &["api", "raft", "apply", "watch", "auth", "lease", "cluster", "storage"]),
     ("tls", &[]),
+    ("utl", &["raft", "cluster", "storage"]),
 ];
 /// Usable by all, and by each other from right to left.
 const LEAVES: [&str; 7] = ["proto", "clock", "sim", "blocking", "config", "telemetry", "process"];

@@ -124,13 +124,25 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
 
 /// Checks the first membership. etcd: `server/config/config.go`
 pub(super) fn bootstrap(config: &Config) -> Result<FirstMembership, Refusal> {
-    let name = &config.member.name;
-    let members = initial_members(&config.cluster.initial_cluster)?;
+    let is_new = config.cluster.initial_cluster_state == InitialClusterState::New;
+    let advertised = is_new.then_some(&config.member.initial_advertise_peer_urls[..]);
+    first_membership(&config.member.name, &config.cluster.initial_cluster, advertised)
+}
+
+/// Reads who the members of a new cluster are, and checks that the one with this name is advertised as it says, if it is.
+///
+/// # Errors
+/// [`Refusal::Invalid`].
+pub fn first_membership(
+    name: &str,
+    initial_cluster: &str,
+    advertised: Option<&[Url]>,
+) -> Result<FirstMembership, Refusal> {
+    let members = initial_members(initial_cluster)?;
     let Some(local) = members.iter().find(|member| member.name == *name) else {
         return invalid(format!("couldn't find local --name {name:?} in --initial-cluster"));
     };
-    let advertised = &config.member.initial_advertise_peer_urls;
-    if config.cluster.initial_cluster_state == InitialClusterState::New {
+    if let Some(advertised) = advertised {
         check_advertised(local, advertised)?;
     }
     let mut urls: Vec<&Url> = members.iter().flat_map(|member| &member.peer_urls).collect();

@@ -30,6 +30,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use self::check::first_membership;
 pub use self::feature_gate::{FeatureGate, FeatureGates, Stage};
 pub use self::help::USAGE;
 pub use self::syntax::ValueError;

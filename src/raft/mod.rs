@@ -23,6 +23,7 @@ mod node;
 mod outcomes;
 mod propose;
 mod read_index;
+mod restore;
 mod snapshot;
 mod state_machine;
 mod trails;
@@ -35,6 +36,7 @@ pub use network::{Membership, Opened, Served, ask_to_join, describe, dial};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
 pub use propose::ProposeError;
 pub use read_index::ReadError;
+pub use restore::{FirstPosition, begin_log, first_position};
 pub use trails::TrailComparison;
 
 #[cfg(test)]

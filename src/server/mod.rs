@@ -181,6 +181,12 @@ impl Member {
         let space = Arc::new(space);
         let generations = data_dir.generations()?;
         let state = open_state(config, &generations)?;
+        if state.store().auth_enabled().context("read the settings of authentication")? {
+            anyhow::bail!(
+                "the data has authentication enabled, which this version does not serve: nobody would be asked who they are. \
+                 Disable it where it is served, and take the snapshot there again"
+            );
+        }
         if state.cluster.read().is_removed(identity.member_id) {
             anyhow::bail!(
                 "the member has been permanently removed from the cluster: remove {} and add it anew",

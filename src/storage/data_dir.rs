@@ -7,6 +7,7 @@
 //!                      peers      which ones its peers were, `lives`
 //!                      store/     RocksDB, or a later generation of it: `snapshot/generations`
 //!                      log/       the Raft log, or WAL-DIR if one is given
+//!          restoring/             one that a restore is making: `restoring`
 //! ```
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -15,6 +16,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::snapshot::Generations;
+
+/// Where a restore works, inside of the directory that it makes.
+pub(super) const RESTORING: &str = "restoring";
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +34,24 @@ pub enum DataDirError {
         "{path} holds the data of an etcd member, which this version cannot take over yet; nothing was changed"
     )]
     Foreign {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A restore into it was broken off.
+    #[error("{path} holds a restore that was not finished: run it again, or remove {path}/restoring")]
+    Unfinished {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A restore would be into a directory that holds something. The words are etcd's.
+    #[error("data-dir {path:?} not empty or could not be read")]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A restore would be into a log directory that exists. The words are etcd's.
+    #[error("wal-dir {path:?} exists")]
+    Exists {
         /// The directory.
         path: PathBuf,
     },
@@ -89,6 +111,11 @@ impl DataDir {
     pub fn open(data_dir: &Path, wal_dir: Option<&Path>) -> Result<DataDir, DataDirError> {
         let member = data_dir.join("member");
         let root = member.join("skeg");
+        let restoring = data_dir.join(RESTORING);
+        // An empty one is what is left of a restore that was done.
+        if restoring.exists() && fs::remove_dir(&restoring).is_err() {
+            return Err(DataDirError::Unfinished { path: data_dir.to_owned() });
+        }
         if !root.exists() && (member.join("snap").exists() || member.join("wal").exists()) {
             return Err(DataDirError::Foreign { path: data_dir.to_owned() });
         }

@@ -14,8 +14,8 @@ use rocksdb::compaction_filter::{CompactionFilter, Decision};
 use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
 use rocksdb::{
     BlockBasedOptions, BottommostLevelCompaction, Cache, ColumnFamily, ColumnFamilyDescriptor,
-    CompactOptions, DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions, Options,
-    ReadOptions, SliceTransform, WriteBatch,
+    CompactOptions, DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions,
+    IngestExternalFileOptions, Options, ReadOptions, SliceTransform, WriteBatch,
 };
 use tracing::{info, warn};
 
@@ -26,6 +26,9 @@ const FORMAT: u32 = 1;
 
 /// Values from this size on live in blob files, out of the way of compactions and key scans.
 const BLOB_MIN_BYTES: u64 = 1024;
+
+/// The compact revision of which a filter drops nothing.
+const NOTHING_COMPACTED: i64 = -1;
 
 /// What goes wrong in storage. None of these is a client's fault: the member stops.
 #[derive(Debug, thiserror::Error)]
@@ -317,6 +320,33 @@ impl Engine {
     pub fn link_files(&self, dir: &Path) -> Result<(), StorageError> {
         self.flush()?;
         Ok(Checkpoint::new(&self.db)?.create_checkpoint(dir)?)
+    }
+
+    /// How a file is written that is to be [taken over](Engine::take_over).
+    pub(super) fn file_options(&self, family: Family) -> Options {
+        let options = EngineOptions { memtable_bytes: 0, block_cache_bytes: 0 };
+        let compacted = Arc::new(AtomicI64::new(NOTHING_COMPACTED));
+        let filters = DropUnreachable {
+            compacted,
+            dropped: Arc::clone(&self.dropped),
+            name: c"drop-unreachable".into(),
+        };
+        family_options(family, options, &self.block_cache, &filters)
+    }
+
+    /// Makes files of sorted entries part of a family, durably; they are moved. None of their keys may be there already.
+    ///
+    /// # Errors
+    /// [`StorageError::Engine`].
+    pub(super) fn take_over(&self, family: Family, files: &[&PathBuf]) -> Result<(), StorageError> {
+        let mut options = IngestExternalFileOptions::default();
+        options.set_move_files(true);
+        Ok(self.db.ingest_external_file_cf_opts(self.family(family), &options, files.to_vec())?)
+    }
+
+    /// Merges the files of a family.
+    pub(super) fn merge(&self, family: Family) {
+        self.db.compact_range_cf(self.family(family), None::<&[u8]>, None::<&[u8]>);
     }
 
     /// Has the files removed when the engine is dropped.

@@ -9,12 +9,15 @@ pub mod data_dir;
 mod engine;
 pub mod etcd;
 pub mod lives;
+mod load;
 #[cfg_attr(feature = "sim", allow(dead_code, reason = "what its threads run, tasks do there"))]
 pub mod log;
 pub mod mvcc;
+mod restoring;
 pub mod schema;
 pub mod snapshot;
 mod space;
 
 pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};
+pub use restoring::Restoring;
 pub use space::Space;

@@ -86,6 +86,10 @@ pub enum MetaKey {
     Alarm(u64, i32),
     /// [`Trail`]: the rolling hash of what was applied. A note of the member's own, left out of what it hashes.
     Trail,
+    /// Whether authentication is on: 1 byte; absent if it never was.
+    AuthEnabled,
+    /// How often users and roles were changed: 8 bytes; absent for never.
+    AuthRevision,
 }
 
 impl MetaKey {
@@ -95,6 +99,10 @@ impl MetaKey {
     pub const REMOVED_PREFIX: &'static [u8] = b"removed/";
     /// Prefix of all [`MetaKey::Alarm`] keys.
     pub const ALARM_PREFIX: &'static [u8] = b"alarm/";
+    /// Comes before a user's name; the value is etcd's `authpb.User`.
+    pub const AUTH_USER_PREFIX: &'static [u8] = b"auth-user/";
+    /// Comes before a role's name; the value is etcd's `authpb.Role`.
+    pub const AUTH_ROLE_PREFIX: &'static [u8] = b"auth-role/";
 
     /// Encodes the key.
     pub fn encode(self) -> Vec<u8> {
@@ -110,6 +118,8 @@ impl MetaKey {
             MetaKey::Alarm(id, alarm) => {
                 [Self::ALARM_PREFIX, &id.to_be_bytes()[..], &alarm.to_be_bytes()[..]].concat()
             }
+            MetaKey::AuthEnabled => b"auth-enabled".to_vec(),
+            MetaKey::AuthRevision => b"auth-revision".to_vec(),
             MetaKey::Trail => b"trail".to_vec(),
         }
     }

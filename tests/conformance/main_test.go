@@ -10,12 +10,13 @@ import (
 )
 
 // pool serves all tests, etcds (both roles played by etcd) those that test the tests; etcdctl is the client binary, etcdutl the one for
-// files.
+// files, skegutl ours; its name is that of the server with "utl" behind it.
 var (
 	pool    *pair.Pool
 	etcds   *pair.Pool
 	etcdctl string
 	etcdutl string
+	skegutl string
 )
 
 func TestMain(m *testing.M) {
@@ -35,6 +36,7 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	etcdctl, etcdutl = filepath.Join(filepath.Dir(etcd), "etcdctl"), filepath.Join(filepath.Dir(etcd), "etcdutl")
+	skegutl = skeg + "utl"
 	pool = &pair.Pool{EtcdBin: etcd, SkegBin: skeg, Dir: dir}
 	defer pool.Stop()
 	etcds = &pair.Pool{EtcdBin: etcd, SkegBin: etcd, Dir: dir}

@@ -258,11 +258,11 @@ func save(t *testing.T, store *pair.Store) string {
 }
 
 // restore makes a data directory of a snapshot with etcdutl, and starts an etcd on it.
-func restore(t *testing.T, snapshot string) *pair.Store {
+func restore(t *testing.T, snapshot string, flags ...string) *pair.Store {
 	t.Helper()
 	prepare := func(data string) error {
-		return runTool(nil, etcdutl, "snapshot", "restore", snapshot, "--data-dir", data, "--name", "default",
-			"--initial-cluster", "default="+pair.AdvertisedPeer, "--initial-advertise-peer-urls", pair.AdvertisedPeer)
+		return runTool(nil, append([]string{etcdutl, "snapshot", "restore", snapshot, "--data-dir", data, "--name", "default",
+			"--initial-cluster", "default=" + pair.AdvertisedPeer, "--initial-advertise-peer-urls", pair.AdvertisedPeer}, flags...)...)
 	}
 	store, err := pair.StartOn("restored", pool.EtcdBin, t.TempDir(), prepare)
 	if err != nil {

@@ -300,6 +300,14 @@ fn small_buckets(
             put(CLUSTER, b"clusterVersion", value);
             // Storage and cluster have the same version unless a downgrade is under way, and there is none here.
             put(META, b"storageVersion", value);
+        } else if let Some(name) = key.strip_prefix(MetaKey::AUTH_USER_PREFIX) {
+            put(AUTH_USERS, name, value);
+        } else if let Some(name) = key.strip_prefix(MetaKey::AUTH_ROLE_PREFIX) {
+            put(AUTH_ROLES, name, value);
+        } else if key == MetaKey::AuthEnabled.encode() {
+            put(AUTH, b"authEnabled", value);
+        } else if key == MetaKey::AuthRevision.encode() {
+            put(AUTH, b"authRevision", value);
         } else if key == MetaKey::Applied.encode() {
             let applied =
                 LogId::decode(value).map_err(|_| StorageError::Damaged { what: "applied entry" })?;
@@ -316,7 +324,8 @@ fn small_buckets(
         put(META, b"scheduledCompactRev", &revision);
         put(META, b"finishedCompactRev", &revision);
     }
-    put(AUTH, b"authRevision", &FIRST_AUTH_REVISION.to_be_bytes());
+    let auth = buckets.entry(AUTH).or_default();
+    auth.entry(b"authRevision".to_vec()).or_insert_with(|| FIRST_AUTH_REVISION.to_be_bytes().to_vec());
     Ok((buckets, version))
 }
 

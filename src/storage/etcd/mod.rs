@@ -16,11 +16,15 @@
 //! etcd: `server/storage/schema`, `server/storage/mvcc/revision.go`.
 
 mod export;
+mod file;
+mod import;
 mod sorter;
 #[cfg(test)]
 mod tests;
 
 pub use export::{Export, ExportError, ExportOptions};
+pub use file::{EtcdFile, FileError, FileStatus};
+pub use import::{Beginning, ImportError, Imported, import};
 
 use crate::storage::schema::SubRevision;
 

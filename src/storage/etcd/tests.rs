@@ -4,7 +4,9 @@ use std::path::Path;
 use bytes::Bytes;
 use prost::Message;
 
-use super::{Export, ExportError, ExportOptions, REVISION_KEY_MAX};
+use super::{
+    Beginning, EtcdFile, Export, ExportError, ExportOptions, FileError, ImportError, REVISION_KEY_MAX, import,
+};
 use crate::proto::mvccpb::KeyValue;
 use crate::proto::skegpb::{LeaseRecord, LogId, Member};
 use crate::storage::EngineOptions;
@@ -97,6 +99,10 @@ impl Exported {
         let exported = Exported(dir);
         exported.bolt().check().expect("every page is as it should be");
         exported
+    }
+
+    fn file(&self) -> EtcdFile {
+        EtcdFile::open(&self.0.path().join("db")).expect("it opens")
     }
 
     fn bolt(&self) -> Bolt {
@@ -247,4 +253,106 @@ fn everything_but_keys_is_there_too() {
     let leases = exported.bucket("lease");
     assert_eq!(leases.len(), 3);
     assert_eq!(leases[&7_i64.to_be_bytes()[..]], [0x08, 7, 0x10, 60, 0x18, 1]);
+}
+
+#[test]
+fn a_store_that_is_made_of_an_export_holds_the_same() {
+    for seed in 0..4 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (dir, scratch) = (tempfile::tempdir().expect("one"), tempfile::tempdir().expect("another"));
+        let store = open(dir.path());
+        let events = write(&store, &mut random, 300);
+        let mut batch = store.engine().batch();
+        let lease = LeaseRecord { id: 1, ttl_seconds: 60, remaining_seconds: 7 };
+        batch.put(Family::Lease, &schema::lease_key(1), &lease.encode_to_vec());
+        batch.put(Family::Meta, &MetaKey::Alarm(9, 1).encode(), b"");
+        batch.put(Family::Meta, &MetaKey::AuthEnabled.encode(), &[1]);
+        batch.put(Family::Meta, &MetaKey::AuthRevision.encode(), &5_u64.to_be_bytes());
+        batch.put(Family::Meta, &[MetaKey::AUTH_USER_PREFIX, b"u"].concat(), b"user");
+        batch.put(Family::Meta, &[MetaKey::AUTH_ROLE_PREFIX, b"r"].concat(), b"role");
+        store.engine().write(batch).expect("it is written");
+        let compacted = if seed == 0 { NEVER_COMPACTED } else { random.i64(2..store.revision() + 1) };
+        if compacted > 0 {
+            let mut run = WriteRun::new(&store);
+            run.compact(compacted);
+            run.commit().expect("it commits");
+        }
+        let mut export = Export::measure(&store, &options(scratch.path())).expect("it is measured");
+        let exported = Exported::of(&mut export);
+
+        let target = scratch.path().join("store");
+        let imported = import(&exported.file(), &target, &Beginning::default()).expect("it is taken");
+        assert_eq!((imported.revision, imported.compacted), (store.revision(), compacted));
+        assert!(imported.auth_enabled);
+        let restored = open(&target);
+        assert_eq!((restored.revision(), restored.compacted()), (store.revision(), compacted));
+        for revision in compacted.max(1)..=store.revision() {
+            let (hash, _) = store.hash_kv(revision).expect("it can be hashed");
+            assert_eq!(restored.hash_kv(revision).expect("it can be hashed").0, hash, "seed {seed}");
+            assert_eq!(exported.file().hash_kv(revision).expect("it can be hashed"), hash, "seed {seed}");
+        }
+        let future = exported.file().hash_kv(store.revision() + 1);
+        assert!(matches!(future, Err(FileError::FutureRevision)));
+        if compacted > 1 {
+            assert!(matches!(exported.file().hash_kv(compacted - 1), Err(FileError::Compacted)));
+        }
+        let links = |store: &Store| {
+            let mut found = Vec::new();
+            let mut links = store.engine().iterate(Family::Lease, &schema::lease_attachment_prefix(1), None);
+            while let Some(key) = links.key() {
+                found.extend(key.starts_with(&schema::lease_attachment_prefix(1)).then(|| key.to_vec()));
+                links.next();
+            }
+            found
+        };
+        assert_eq!(links(&restored), links(&store));
+
+        let mut again = Export::measure(&restored, &options(scratch.path())).expect("it is measured");
+        let again = Exported::of(&mut again);
+        for bucket in ["key", "lease", "alarm", "auth", "authUsers", "authRoles"] {
+            assert!(again.bucket(bucket) == exported.bucket(bucket), "seed {seed}: {bucket}");
+        }
+        assert!(again.bucket("key") == expected(&events, compacted), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_raised_revision_compacts_all_before_it() {
+    let (dir, scratch) = (tempfile::tempdir().expect("one"), tempfile::tempdir().expect("another"));
+    let store = open(dir.path());
+    write(&store, &mut fastrand::Rng::with_seed(2), 50);
+    let mut export = Export::measure(&store, &options(scratch.path())).expect("it is measured");
+    let exported = Exported::of(&mut export);
+    let beginning = Beginning { bump_revision: 1000, ..Beginning::default() };
+    let imported = import(&exported.file(), &scratch.path().join("store"), &beginning).expect("it is taken");
+    assert_eq!((imported.revision, imported.compacted), (store.revision() + 1000, store.revision() + 1000));
+    let restored = open(&scratch.path().join("store"));
+    assert_eq!((restored.revision(), restored.compacted()), (imported.revision, imported.revision));
+    let beginning = Beginning { bump_revision: u64::MAX, ..Beginning::default() };
+    let refused = import(&exported.file(), &scratch.path().join("other"), &beginning);
+    assert!(matches!(refused, Err(ImportError::Bump { .. })));
+}
+
+#[test]
+fn a_file_of_a_later_etcd_or_of_something_else_is_refused() {
+    let (dir, scratch) = (tempfile::tempdir().expect("one"), tempfile::tempdir().expect("another"));
+    let store = open(dir.path());
+    for (version, is_taken) in
+        [("3.4.0", true), ("3.7.0", true), ("3.8.0", false), ("4.0.0", false), ("x", false)]
+    {
+        let mut batch = store.engine().batch();
+        batch.put(Family::Meta, &MetaKey::ClusterVersion.encode(), version.as_bytes());
+        store.engine().write(batch).expect("it is written");
+        let mut export = Export::measure(&store, &options(scratch.path())).expect("it is measured");
+        let exported = Exported::of(&mut export);
+        let checked = exported.file().check_version();
+        assert_eq!(checked.is_ok(), is_taken, "{version}");
+        assert!(is_taken || matches!(checked, Err(FileError::Newer { .. })), "{version}");
+    }
+    let plan = crate::storage::bolt::Writer::measuring().measured().expect("it is measured");
+    let empty = crate::storage::bolt::Writer::new(Vec::new(), plan).and_then(|writer| writer.finish());
+    let path = scratch.path().join("empty");
+    std::fs::write(&path, empty.expect("it is written")).expect("it is written");
+    let checked = EtcdFile::open(&path).expect("it opens").check_version();
+    assert!(matches!(checked, Err(FileError::NotEtcd { bucket: "meta", .. })));
 }

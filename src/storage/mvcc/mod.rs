@@ -165,6 +165,14 @@ impl Store {
         }
     }
 
+    /// True if the data, which a snapshot may have brought, is to be had by those only who say who they are.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn auth_enabled(&self) -> Result<bool, StorageError> {
+        Ok(self.engine.get(Family::Meta, &MetaKey::AuthEnabled.encode())?.is_some_and(|value| *value == [1]))
+    }
+
     /// How much was read and written.
     pub fn activity(&self) -> &Activity {
         &self.activity

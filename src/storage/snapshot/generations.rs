@@ -104,6 +104,12 @@ impl Generations {
         Ok(Generation { number, dir })
     }
 
+    /// A directory that does not exist yet, for a store that is made from something else than a peer's files.
+    pub fn reserve(&self) -> Generation {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Generation { number, dir: self.dir(number) }
+    }
+
     /// Makes a generation the store, durably: it is the one that the next start opens. `index` is its last log index.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ func (p *Pool) CompareClusters(t *testing.T, etcdctl string, spare int, script f
 	var clients, peers []string
 	for range 3 + spare {
 		for _, list := range []*[]string{&clients, &peers} {
-			*list = append(*list, reserve(t))
+			*list = append(*list, Reserve(t))
 		}
 	}
 	etcd := p.runCluster(t, p.EtcdBin, etcdctl, clients, peers, script)
@@ -67,7 +67,7 @@ func (p *Pool) CompareClusters(t *testing.T, etcdctl string, spare int, script f
 }
 
 // reserve finds a free port that the kernel gives to no connection: it must be free for as long as the test takes.
-func reserve(t *testing.T) string {
+func Reserve(t *testing.T) string {
 	for range 1000 {
 		address := fmt.Sprintf("127.0.0.1:%d", 21000+rand.IntN(11000))
 		if listener, err := net.Listen("tcp", address); err == nil {

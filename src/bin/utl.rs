@@ -1,0 +1,10 @@
+//! The `skegutl` binary.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    skeg::utl::main()
+}
