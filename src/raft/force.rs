@@ -14,6 +14,7 @@ use prost::Message;
 use tracing::warn;
 
 use super::codec;
+use super::snapshot::stored_position;
 use super::types::{Entry, LogId, Membership, Peer, Proposal};
 use crate::apply::State;
 use crate::proto::skegpb::command::Kind;
@@ -30,6 +31,7 @@ pub(super) fn stand_alone(
     state: &State,
     member_id: u64,
 ) -> io::Result<()> {
+    purge_installed(log, recovered, state)?;
     let Some(last) = last_log_id(log, recovered)? else { return Ok(()) };
     let cluster = state.cluster.read();
     let own = cluster.member(member_id);
@@ -57,6 +59,24 @@ pub(super) fn stand_alone(
     let (done, durable) = mpsc::channel();
     log.append(entries, move |result| drop(done.send(result))).map_err(io::Error::other)?;
     durable.recv().map_err(io::Error::other)?
+}
+
+/// Has the log begin behind the state machine's files, if it ends before them: a crash came between a peer's files and the
+/// purge that follows them. What is appended before that would go with it.
+fn purge_installed(log: &Log, recovered: &mut Recovered, state: &State) -> io::Result<()> {
+    let (Some(applied), _) = stored_position(&state.store())? else { return Ok(()) };
+    if applied.index() < recovered.next_index {
+        return Ok(());
+    }
+    let purged = codec::encode_log_id(&applied);
+    let (done, durable) = mpsc::channel();
+    log.purge_to(applied.index(), purged.clone(), move |result| drop(done.send(result)))
+        .map_err(io::Error::other)?;
+    durable.recv().map_err(io::Error::other)??;
+    recovered.first_index = applied.index() + 1;
+    recovered.next_index = recovered.first_index;
+    recovered.purged = Some(purged);
+    Ok(())
 }
 
 fn last_log_id(log: &Log, recovered: &Recovered) -> io::Result<Option<LogId>> {

@@ -9,6 +9,7 @@ use futures::FutureExt;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError};
 use prost::Message;
+use tokio::sync::watch;
 
 use super::network::Answer;
 use super::node::{Node, NodeCounts};
@@ -130,6 +131,8 @@ impl Node {
                 }
             }
             in_doubt.store(true, Ordering::Relaxed);
+            let mut replaced = self.store_replacements();
+            replaced.mark_unchanged();
             let mut waiting = self.outcomes.expect();
             command.request_id = waiting.id();
             let forwarded = self.forwarder.propose(leader, waiting.id(), command.encode_to_vec().into());
@@ -139,8 +142,16 @@ impl Node {
                 answer = forwarded => answer,
             };
             match answer {
+                Answer::Committed(index) => {
+                    return tokio::select! {
+                        biased;
+                        outcome = waiting.outcome() => Ok(outcome),
+                        // A peer's files have it: nobody here has seen what came of it.
+                        () = passed_over(self.applied.clone(), replaced, index) => Err(ProposeError::TimedOut),
+                    };
+                }
                 // In doubt it may still come, by another leader.
-                Answer::Committed(_) | Answer::Unknown => return Ok(waiting.outcome().await),
+                Answer::Unknown => return Ok(waiting.outcome().await),
                 Answer::Overloaded => return Err(ProposeError::TooManyRequests),
                 Answer::NotLeader => {
                     in_doubt.store(false, Ordering::Relaxed);
@@ -242,6 +253,16 @@ impl Node {
     }
 }
 
+/// Waits until a peer's files have taken the place of an entry that was to be applied here.
+async fn passed_over(applied: watch::Receiver<u64>, mut replaced: watch::Receiver<()>, index: u64) {
+    while replaced.changed().await.is_ok() {
+        if *applied.borrow() > index {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
 /// Bytes counted as under way until dropped.
 struct Admission {
     in_flight: Arc<AtomicUsize>,
@@ -253,5 +274,26 @@ impl Drop for Admission {
     fn drop(&mut self) {
         self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
         self.counts.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_entry_is_passed_over_by_files_that_have_it_and_by_nothing_else() {
+        let (applied, at) = watch::channel(5);
+        let (replaced, mut files) = watch::channel(());
+        files.mark_unchanged();
+        let mut waits = Box::pin(passed_over(at, files, 7));
+        assert_eq!(waits.as_mut().now_or_never(), None);
+        applied.send_replace(6);
+        replaced.send_replace(());
+        assert_eq!(waits.as_mut().now_or_never(), None, "these files end before it");
+        applied.send_replace(8);
+        assert_eq!(waits.as_mut().now_or_never(), None, "it was applied here");
+        replaced.send_replace(());
+        assert_eq!(waits.as_mut().now_or_never(), Some(()));
     }
 }

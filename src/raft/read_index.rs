@@ -18,7 +18,7 @@ use std::time::Duration;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{LinearizableReadError, RaftError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::node::{Node, NodeCounts};
 #[cfg(feature = "sim")]
@@ -112,7 +112,21 @@ impl Node {
 }
 
 /// Consensus has stopped.
+#[derive(Debug, PartialEq, Eq)]
 struct Stopped;
+
+/// Waits until an entry is applied; false if it is not within so long.
+async fn is_applied(
+    applied: &mut watch::Receiver<u64>,
+    index: u64,
+    within: Duration,
+) -> Result<bool, Stopped> {
+    match tokio::time::timeout(within, applied.wait_for(|applied| *applied > index)).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(_)) => Err(Stopped),
+        Err(_) => Ok(false),
+    }
+}
 
 /// Answers barriers until every handle is gone or Raft stops.
 pub(super) async fn run(node: Node, mut queue: mpsc::Receiver<oneshot::Sender<()>>) {
@@ -130,8 +144,11 @@ pub(super) async fn run(node: Node, mut queue: mpsc::Receiver<oneshot::Sender<()
                 Ok(Some(index)) => {
                     #[cfg(feature = "sim")]
                     let index = if sim::planted(sim::Bug::ReadBeforeApplied) { 0 } else { index };
-                    if applied.wait_for(|applied| *applied > index).await.is_err() {
-                        return;
+                    // Who waits by then has come to the end of its own time, and others wait behind them.
+                    match is_applied(&mut applied, index, node.options.request_timeout).await {
+                        Err(Stopped) => return,
+                        Ok(false) => continue,
+                        Ok(true) => {}
                     }
                     for reader in waiting.drain(..) {
                         let _ = reader.send(());
@@ -149,5 +166,22 @@ pub(super) async fn run(node: Node, mut queue: mpsc::Receiver<oneshot::Sender<()
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_does_not_wait_for_ever_for_what_is_never_applied() {
+        let within = Duration::from_secs(7);
+        let (sender, mut applied) = watch::channel(5);
+        assert_eq!(is_applied(&mut applied, 4, within).await, Ok(true));
+        assert_eq!(is_applied(&mut applied, 5, within).await, Ok(false));
+        let (seen, _) = tokio::join!(is_applied(&mut applied, 5, within), async { sender.send_replace(6) });
+        assert_eq!(seen, Ok(true));
+        drop(sender);
+        assert_eq!(is_applied(&mut applied, 6, within).await, Err(Stopped));
     }
 }

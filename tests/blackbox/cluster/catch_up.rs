@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Client, EventType, LeaseTimeToLiveOptions, PutOptions, WatchOptions, WatchStream};
+use etcd_client::{
+    Client, EventType, GetOptions, LeaseTimeToLiveOptions, PutOptions, WatchOptions, WatchStream,
+};
 use rustix::process::Signal;
 use skeg::clock::now;
 
+use super::copies::copy;
 use super::{Cluster, PATIENCE};
 use crate::member::{Member, send};
 
@@ -239,4 +242,45 @@ async fn a_new_member_is_sent_the_files_whatever_ends_it_meanwhile() {
     cluster.start_all();
     cluster.leader().await;
     cluster.assert_equal().await;
+}
+
+/// The directory is that of a crash after a peer's files were put in place, and before the log was purged up to them.
+#[tokio::test]
+async fn a_member_that_has_just_taken_files_can_be_forced_to_go_on_alone() {
+    let mut cluster = Cluster::prepare(3);
+    let last = cluster.members.len() - 1;
+    // The last one flushes nothing by itself: its files stay as they came.
+    for member in &mut cluster.members[..last] {
+        purge_soon(member);
+    }
+    cluster.start_all();
+    cluster.leader().await;
+    cluster.members[last].kill();
+    let (log, old_log) =
+        (cluster.members[last].data().join("log"), cluster.members[last].data().join("old-log"));
+    copy(&log, &old_log);
+    let client = cluster.members[0].client().await;
+    write(&client, 0, 2000).await;
+    await_purged(&cluster.members[0]).await;
+    await_purged(&cluster.members[1]).await;
+    cluster.start_all();
+    await_installed(&cluster.members[last]).await;
+    for member in &mut cluster.members {
+        member.kill();
+    }
+    std::fs::remove_dir_all(&log).unwrap();
+    std::fs::rename(&old_log, &log).unwrap();
+    let mut alone = cluster.members.pop().unwrap();
+    alone.set("force-new-cluster", "true");
+    alone.start();
+    let mut client = alone.client().await;
+    client.put("alone", "v", None).await.unwrap();
+    assert_eq!(client.member_list().await.unwrap().members().len(), 1);
+    alone.kill();
+    alone.set("force-new-cluster", "false");
+    alone.start();
+    let all = GetOptions::new().with_prefix().with_count_only();
+    let mut client = alone.client().await;
+    assert_eq!(client.get("w/", Some(all)).await.unwrap().count(), i64::try_from(KEYS).unwrap());
+    assert_eq!(client.get("alone", None).await.unwrap().count(), 1);
 }

@@ -14,7 +14,7 @@ use super::{Cluster, PATIENCE, name};
 use crate::member::{Member, send};
 use crate::programs::skeg;
 
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
