@@ -24,6 +24,8 @@ pub(crate) struct Member {
     directory: PathBuf,
     flags: Vec<OsString>,
     environment: Vec<(String, String)>,
+    /// The network namespace in which it runs, if that is not the test's.
+    namespace: Option<String>,
     client_port: u16,
     peer_port: u16,
     peer_url: String,
@@ -50,6 +52,7 @@ impl Member {
             directory: directory.to_owned(),
             flags: Vec::new(),
             environment: Vec::new(),
+            namespace: None,
             client_port,
             peer_port,
             peer_url: peer.clone(),
@@ -78,6 +81,14 @@ impl Member {
     /// Its command line.
     pub(crate) fn flags(&self) -> impl Iterator<Item = OsString> {
         self.flags.iter().cloned()
+    }
+
+    /// Has it run in a network namespace, where its peers reach it at an address of its own. Clients reach it in the test's
+    /// by its unix socket only.
+    pub(crate) fn set_namespace(&mut self, name: &str, peer_url: &str) {
+        self.namespace = Some(name.to_owned());
+        self.set("listen-peer-urls", peer_url);
+        self.advertise_peer_url(peer_url);
     }
 
     /// Where it keeps its data.
@@ -139,6 +150,12 @@ impl Member {
     /// Starts it without waiting; the receiver hears when it serves, and hangs up when it ends first.
     pub(crate) fn spawn(&mut self, mut command: Command) -> mpsc::Receiver<()> {
         assert!(self.running.is_none(), "it runs already");
+        if let Some(namespace) = &self.namespace {
+            // It does not fork: the process is the member.
+            let mut inside = Command::new("ip");
+            inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
+            command = inside;
+        }
         let mut child = command
             .args(&self.flags)
             .env_clear()

@@ -5,6 +5,7 @@ use std::time::Duration;
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, MemberAddOptions};
 use skeg::clock::now;
 
+use super::faults::ALONE;
 use super::{Cluster, PATIENCE};
 
 /// Adds the last member that was prepared, once the cluster is healthy for long enough, and starts it.
@@ -63,6 +64,54 @@ async fn a_cluster_grows_from_one_to_three_and_shrinks_again() {
     assert_eq!(other.member_list().await.unwrap().members().len(), 2);
     cluster.leader().await;
     cluster.assert_equal().await;
+}
+
+/// Removes the last member once the cluster is healthy for long enough; it must end by itself.
+async fn remove_last(cluster: &mut Cluster, client: &mut Client) {
+    let mut last = cluster.members.pop().unwrap();
+    let id = last.client().await.maintenance_client().status().await.unwrap().header().unwrap().member_id();
+    let started = now();
+    while let Err(error) = client.member_remove(id).await {
+        assert!(started.elapsed() < PATIENCE, "{error}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        // It was removed, but nobody could say so.
+        if client.member_list().await.is_ok_and(|list| list.members().iter().all(|member| member.id() != id))
+        {
+            break;
+        }
+    }
+    assert!(last.ends_within(PATIENCE).await, "a removed member ends by itself");
+    assert!(last.wait().0.success());
+}
+
+#[tokio::test]
+async fn a_cluster_goes_from_one_member_to_five_and_back_under_load() {
+    let _alone = ALONE.lock().await;
+    let mut cluster = Cluster::found(1);
+    let mut client = cluster.members[0].client().await;
+    let load = cluster.load();
+    for size in 2..=5 {
+        load.goes_on(60).await;
+        add_and_start(&mut cluster, &mut client, false).await;
+        cluster.leader().await;
+        println!("{size} members");
+    }
+    load.goes_on(60).await;
+    cluster.assert_equal().await;
+    while cluster.members.len() > 1 {
+        // Each of them leads before it goes.
+        let leader = cluster.leader().await;
+        let last = cluster.members.last().unwrap();
+        let id =
+            last.client().await.maintenance_client().status().await.unwrap().header().unwrap().member_id();
+        if leader != cluster.members.len() - 1 {
+            let mut leading = cluster.members[leader].client().await.maintenance_client();
+            leading.move_leader(id).await.expect("leadership is handed over");
+        }
+        remove_last(&mut cluster, &mut client).await;
+        load.goes_on(60).await;
+    }
+    cluster.check(load).await;
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ const CALLS: usize = 60;
 /// Longer than an election takes.
 const LONG: Duration = ELECTION_TIMEOUT.saturating_mul(4);
 /// One such test at a time: several would only wait for each other's processors.
-static ALONE: Mutex<()> = Mutex::const_new(());
+pub(super) static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// The leader and the others.
 async fn roles(cluster: &Cluster) -> (usize, Vec<usize>) {
