@@ -91,6 +91,23 @@ const COMMANDS: &[Command] = &[
         arguments: None,
     },
     Command {
+        path: "snapshot export",
+        usage: " <filename> --target-version X.Y --output {file}",
+        help: "Makes a snapshot for an older etcd of one",
+        flags: &[
+            flag("output", Kind::Text, "", "file to make (required)"),
+            flag(
+                "skip-hash-check",
+                Kind::Switch,
+                "false",
+                "take a file without a checksum, or with a wrong one",
+            ),
+            flag("target-version", Kind::Text, "", "etcd version as X.Y: 3.5, 3.6 or 3.7 (required)"),
+        ],
+        required: &["output", "target-version"],
+        arguments: None,
+    },
+    Command {
         path: "snapshot restore",
         usage: " <filename> --data-dir {output dir} [options]",
         help: "Makes a data directory of a snapshot",

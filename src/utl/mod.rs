@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! arguments ─> command ─> snapshot status, hashkv   read a file of etcd's, ours or theirs; never change it
+//!                      ├> snapshot export           a file becomes one for an older etcd
 //!                      ├> snapshot restore          a file becomes a data directory of ours
 //!                      ├> defrag, migrate           a data directory of ours
 //!                      └> version, help
@@ -11,6 +12,7 @@
 //! that is not there, 128 for bad arguments of a command; etcd: `pkg/cobrautl/error.go`.
 
 mod arguments;
+mod export;
 mod print;
 mod restore;
 #[cfg(test)]
@@ -82,6 +84,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> (u8, String) {
 fn invoke(invocation: &Invocation) -> Result<String, Failure> {
     match invocation.command {
         "snapshot status" => status(invocation),
+        "snapshot export" => export::export(invocation),
         "snapshot restore" => restore::restore(invocation),
         "hashkv" => hash_kv(invocation),
         "defrag" => defrag(invocation),

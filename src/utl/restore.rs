@@ -135,7 +135,7 @@ fn fill(
 }
 
 /// Compares a file with the checksum behind it.
-fn check_sum(path: &Path) -> Result<(), Failure> {
+pub(super) fn check_sum(path: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("read {}: {error}", path.display()));
     let mut file = File::open(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();

@@ -51,6 +51,17 @@ fn command_lines_are_read_as_etcdutl_reads_them() {
         "Error: --mark-compacted required if --revision-bump > 0\n",
     );
     check("snapshot restore --name a x", 1, "Error: couldn't find local --name \"a\" in --initial-cluster\n");
+    check("snapshot export f", 1, "Error: required flag(s) \"output\", \"target-version\" not set\n");
+    check(
+        "snapshot export f --output o --target-version 3.4",
+        128,
+        "Error: target version \"3.4\" not supported",
+    );
+    check(
+        "snapshot export /none --output o --target-version 3.5",
+        1,
+        "Error: stat /none: no such file or directory\n",
+    );
     check("defrag", 1, "Error: required flag(s) \"data-dir\" not set\nUsage:\n");
     check("defrag --data-dir /none", 1, "Error: Failed to defragment etcd data[/none] (stat /none/");
     check("migrate", 1, "Error: required flag(s) \"data-dir\", \"target-version\" not set\n");

@@ -8,7 +8,7 @@
 //
 //	ETCD_BIN=…/etcd SKEG_BIN=…/skeg go test ./...
 //
-// etcdctl is looked for beside ETCD_BIN. With SKEG_BIN naming an etcd the tests check themselves: two etcds must agree in everything, and
+// etcdctl, etcdutl and older etcds are looked for beside ETCD_BIN, skegutl at SKEG_BIN with "utl" behind it. With SKEG_BIN naming an etcd the tests check themselves: two etcds must agree in everything, and
 // the tests of deliberate differences (docs/compatibility.md) are left out.
 //
 // Subtests are named after the paragraph of the behavioural reference they cover (kv/4.2.3-limit-with-sort) or the error row

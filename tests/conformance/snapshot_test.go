@@ -260,11 +260,18 @@ func save(t *testing.T, store *pair.Store) string {
 // restore makes a data directory of a snapshot with etcdutl, and starts an etcd on it.
 func restore(t *testing.T, snapshot string, flags ...string) *pair.Store {
 	t.Helper()
+	return restoreWith(t, "3.7", snapshot, flags...)
+}
+
+// restoreWith is restore with the tools of a version of etcd.
+func restoreWith(t *testing.T, version, snapshot string, flags ...string) *pair.Store {
+	t.Helper()
+	suffix := map[string]string{"3.5": "35", "3.6": "36", "3.7": ""}[version]
 	prepare := func(data string) error {
-		return runTool(nil, append([]string{etcdutl, "snapshot", "restore", snapshot, "--data-dir", data, "--name", "default",
+		return runTool(nil, append([]string{etcdutl + suffix, "snapshot", "restore", snapshot, "--data-dir", data, "--name", "default",
 			"--initial-cluster", "default=" + pair.AdvertisedPeer, "--initial-advertise-peer-urls", pair.AdvertisedPeer}, flags...)...)
 	}
-	store, err := pair.StartOn("restored", pool.EtcdBin, t.TempDir(), prepare)
+	store, err := pair.StartOn("restored", pool.EtcdBin+suffix, t.TempDir(), prepare)
 	if err != nil {
 		t.Fatal(err)
 	}

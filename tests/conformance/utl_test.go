@@ -516,3 +516,59 @@ func reseal(t *testing.T, snapshot string, change func(*bolt.Tx) error) string {
 	}
 	return path
 }
+
+// TestUtlExport makes files for older etcds of a snapshot: the same records, other versions; and each of those etcds starts from it, with
+// the same history.
+func TestUtlExport(t *testing.T) {
+	requireOurs(t)
+	stores := freshPair(t)
+	source := pair.NewSession(stores.Skeg)
+	writeHistory(source, 51)
+	file := save(t, stores.Skeg)
+	expected := hashes(t, source)
+	for _, target := range []string{"3.5", "3.6", "3.7"} {
+		t.Run(target, func(t *testing.T) {
+			output := filepath.Join(t.TempDir(), "older.db")
+			command := []string{skegutl, "snapshot", "export", file, "--target-version", target, "--output", output}
+			tool(t, nil, command...)
+			if found := ask(t, command...); found.status != 1 || !strings.Contains(found.problems, "exists") {
+				t.Errorf("a second time: %+v", found)
+			}
+			before, after := readBolt(t, file), readBolt(t, output)
+			for name, entries := range before {
+				for key, value := range entries {
+					switch name + "/" + key {
+					case "meta/storageVersion":
+						value = target + ".0"
+						if target == "3.5" {
+							value = ""
+						}
+					case "cluster/clusterVersion":
+						value = target + ".0"
+					}
+					if after[name][key] != value {
+						t.Errorf("%s/%q: %.100q, not %.100q", name, key, after[name][key], value)
+					}
+				}
+				if _, present := after["meta"]["storageVersion"]; present != (target != "3.5") {
+					t.Errorf("storage version is present: %v", present)
+				}
+			}
+			for revision, hash := range expected {
+				var found struct{ Hash uint32 }
+				tool(t, &found, skegutl, "hashkv", output, "--rev", fmt.Sprint(revision), "-w", "json")
+				if found.Hash != hash {
+					t.Errorf("the hash at %d is %d, was %d", revision, found.Hash, hash)
+				}
+			}
+			older := restoreWith(t, target, output)
+			compareRunning(t, source, pair.NewSession(older), expected)
+			// And back, with what that etcd has written since.
+			session := pair.NewSession(older)
+			compareRunning(t, session, pair.NewSession(restoreOurs(t, save(t, older))), hashes(t, session))
+		})
+	}
+	if found := ask(t, skegutl, "snapshot", "export", file+"none", "--target-version", "3.6", "--output", file+"out"); found.status != 1 {
+		t.Errorf("%+v", found)
+	}
+}

@@ -15,6 +15,7 @@
 //!
 //! etcd: `server/storage/schema`, `server/storage/mvcc/revision.go`.
 
+mod convert;
 mod export;
 mod file;
 mod import;
@@ -22,6 +23,7 @@ mod sorter;
 #[cfg(test)]
 mod tests;
 
+pub use convert::{Conversion, ConvertError, Target};
 pub use export::{Export, ExportError, ExportOptions};
 pub use file::{EtcdFile, FileError, FileStatus};
 pub use import::{Beginning, ImportError, Imported, import};

@@ -204,7 +204,9 @@ func (s *Store) awaitReady() error {
 	}()
 	for ctx.Err() == nil {
 		status, err := pb.NewMaintenanceClient(s.Conn).Status(ctx, &pb.StatusRequest{})
-		if err == nil && status.StorageVersion == status.Version[:strings.LastIndexByte(status.Version, '.')]+".0" {
+		// etcd has storage versions from 3.6 on.
+		minor := status.GetVersion()[:strings.LastIndexByte(status.GetVersion(), '.')+1]
+		if err == nil && (status.StorageVersion == minor+"0" || minor == "3.5.") {
 			return nil
 		}
 		s.Conn.ResetConnectBackoff()
