@@ -30,6 +30,8 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
+#[cfg(any(test, fuzzing))]
+pub(super) use page::set_meta_sums;
 pub use reader::{Bolt, Cursor, Entry};
 pub use writer::{Plan, Value, WriteError, Writer};
 

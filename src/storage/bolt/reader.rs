@@ -91,8 +91,11 @@ impl Bolt {
     /// The entries of the bucket that an entry is.
     ///
     /// # Errors
-    /// As [`Bolt::buckets`].
+    /// As [`Bolt::buckets`], also if it is none.
     pub fn open_bucket(&self, entry: &Entry<'_>) -> Result<Cursor<'_>, BoltError> {
+        if !entry.is_bucket {
+            return Err(self.damaged(entry.offset, "there is something else in the place of a bucket"));
+        }
         match self.bucket_root(entry.value, entry.offset)? {
             BucketRoot::Page(id) => Cursor::new(self, self.node(id)?),
             BucketRoot::Inline(node) => Cursor::new(self, node),

@@ -111,6 +111,9 @@ fn feed<W: Write>(file: &EtcdFile, target: Target, writer: &mut Writer<W>) -> Re
             continue;
         }
         while let Some(entry) = entries.next().map_err(FileError::from)? {
+            if entry.is_bucket {
+                return Err(file.damaged(entry.offset, "a bucket inside of another").into());
+            }
             writer.put(entry.key, Value::Bytes(entry.value))?;
         }
     }

@@ -193,6 +193,9 @@ impl EtcdFile {
             let is_key = bucket.key == KEY;
             let mut entries = self.bolt.open_bucket(&bucket)?;
             while let Some(entry) = entries.next()? {
+                if entry.is_bucket {
+                    return Err(self.damaged(entry.offset, "a bucket inside of another"));
+                }
                 status.hash = crc32c::crc32c_append(status.hash, entry.key);
                 status.hash = crc32c::crc32c_append(status.hash, entry.value);
                 if is_key {

@@ -18,6 +18,8 @@
 mod convert;
 mod export;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod import;
 mod sorter;
 #[cfg(test)]
