@@ -21,3 +21,4 @@ mod mount;
 mod ports;
 mod process;
 mod programs;
+mod utl;

@@ -24,6 +24,10 @@ pub(crate) fn skeg() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_skeg"))
 }
 
+pub(crate) fn skegutl() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_skegutl"))
+}
+
 /// Returns etcd 3.7.3, building it into the cache if it is not there.
 pub(crate) fn etcd() -> &'static Path {
     static ETCD: OnceLock<PathBuf> = OnceLock::new();
