@@ -99,7 +99,7 @@ pub(crate) struct Life {
 pub(crate) enum Ending {
     Stopped,
     NotStarted(#[expect(dead_code, reason = "shown")] String),
-    Failed(#[expect(dead_code, reason = "shown")] String),
+    Failed(String),
 }
 
 /// A member of the simulated cluster.
@@ -111,6 +111,10 @@ pub(crate) struct Member {
     options: Vec<String>,
     pub(crate) running: Option<(Machine, Arc<Life>)>,
     pub(crate) flip: Option<Flip>,
+    /// A copy of what an earlier life left.
+    old: Option<PathBuf>,
+    /// What the last life left, while the member runs from the old copy.
+    current: Option<PathBuf>,
     /// It is stopping as after a signal.
     pub(crate) stopping: bool,
     /// A failure is expected of this life.
@@ -135,6 +139,8 @@ impl Member {
             options,
             running: None,
             flip: None,
+            old: None,
+            current: None,
             stopping: false,
             may_fail: false,
             paused_until: 0,
@@ -235,6 +241,51 @@ impl Member {
         drop(running);
         fs::remove_dir_all(&old)
             .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    }
+
+    /// Keeps a copy of what the last life left, if there is none yet.
+    pub(crate) fn keep_copy(&mut self) -> io::Result<()> {
+        let old = self.dir.join("old");
+        if self.old.is_some() || !self.data_dir().exists() {
+            return Ok(());
+        }
+        copy_but(&self.data_dir(), &old, Path::new(""))?;
+        self.old = Some(old);
+        Ok(())
+    }
+
+    /// True if there is an old copy that is not in use.
+    pub(crate) fn has_copy(&self) -> bool {
+        self.old.is_some() && self.current.is_none()
+    }
+
+    /// True while it runs, or will, from the old copy.
+    pub(crate) fn is_a_copy(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// True if it has met another in its last life, and has that on disk.
+    pub(crate) fn has_met(&self, other: &Member) -> bool {
+        let file =
+            |member: &Member, name| fs::read_to_string(member.data_dir().join("member/skeg").join(name));
+        let (Ok(lives), Ok(peers)) = (file(other, "lives"), file(self, "peers")) else { return false };
+        lives.lines().rev().nth(1).is_some_and(|life| peers.lines().any(|line| line == life))
+    }
+
+    /// Puts the old copy in the place of what the last life left.
+    pub(crate) fn take_copy(&mut self) -> io::Result<()> {
+        let Some(old) = self.old.take() else { return Ok(()) };
+        self.current = Some(self.data_dir());
+        self.lives += 1;
+        fs::rename(old, self.data_dir())
+    }
+
+    /// Puts back what there was before the old copy.
+    pub(crate) fn give_up_copy(&mut self) -> io::Result<()> {
+        let Some(current) = self.current.take() else { return Ok(()) };
+        fs::remove_dir_all(self.data_dir())?;
+        self.lives += 1;
+        fs::rename(current, self.data_dir())
     }
 
     /// Flips a bit of the log that the last life left.

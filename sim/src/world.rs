@@ -112,6 +112,11 @@ pub(crate) fn run(seed: u64, dir: &Path, verbose: bool) -> Result<Outcome, Strin
     })
 }
 
+/// True if a member ended because its peers said that it has forgotten something.
+fn is_forgetful(why: &str) -> bool {
+    why.contains("has forgotten")
+}
+
 impl World {
     fn start(&mut self, seed: u64) -> Result<(), String> {
         for member in &mut self.members {
@@ -271,9 +276,12 @@ impl World {
         let host = self.members[at].host;
         self.note(&format!("member {host}: {ending:?}"));
         let flip = self.members[at].flip.take();
+        let forgetful = self.members[at].is_a_copy();
         let expected = match &ending {
             Ending::Stopped => self.members[at].stopping,
-            Ending::Failed(_) => self.members[at].may_fail || flip.is_some(),
+            Ending::Failed(why) => {
+                self.members[at].may_fail || flip.is_some() || (forgetful && is_forgetful(why))
+            }
             Ending::NotStarted(_) => flip.is_some(),
         };
         if !expected {
@@ -283,6 +291,10 @@ impl World {
         let member = &mut self.members[at];
         member.crash(false, false).map_err(|error| error.to_string())?;
         member.back_at = self.now + back_in;
+        if matches!(&ending, Ending::Failed(why) if is_forgetful(why)) {
+            // An operator finds what was there last.
+            member.give_up_copy().map_err(|error| error.to_string())?;
+        }
         if let Some(mut flip) = flip {
             // An operator puts back what was there; the directory is the next life's.
             flip.move_to(&member.disk());
@@ -302,12 +314,27 @@ impl World {
         member.crash(power_cut, silent).map_err(|error| error.to_string())?;
         member.back_at = self.now + back_in;
         member.flip = None;
-        if flips {
+        if flips && !member.is_a_copy() {
             member.flip_bit(&last).map_err(|error| error.to_string())?;
         }
         self.crashes += 1;
         let (host, flipped) = (self.members[at].host, self.members[at].flip.is_some());
         self.note(&format!("crash of {host}, power cut {power_cut}, silent {silent}, bit flipped {flipped}, back in {back_in}"));
+        if flipped { Ok(()) } else { self.copy(at) }
+    }
+
+    /// Perhaps keeps a copy of what a member left that has just crashed, or has it come back from the one it left earlier.
+    fn copy(&mut self, at: usize) -> Result<(), String> {
+        let (keeps, takes) = (self.chance.bool(), self.chance.u8(..3) > 0);
+        let member = &self.members[at];
+        // Who has not met it since cannot know.
+        let known = || self.members.iter().enumerate().all(|(other, one)| other == at || one.has_met(member));
+        if takes && member.has_copy() && known() {
+            self.members[at].take_copy().map_err(|error| error.to_string())?;
+            self.note(&format!("member {} comes back from an old copy", at + 1));
+        } else if keeps && !member.is_a_copy() {
+            self.members[at].keep_copy().map_err(|error| error.to_string())?;
+        }
         Ok(())
     }
 
@@ -437,8 +464,10 @@ impl World {
     /// True if all members run, have applied the same, and watchers have been told.
     fn is_level(&self) -> bool {
         let Some(first) = self.members.first().map(|member| member.seen) else { return true };
-        let members =
-            self.members.iter().all(|member| member.has_joined() && member.seen == first && first.1 != 0);
+        let members = self
+            .members
+            .iter()
+            .all(|member| member.has_joined() && !member.is_a_copy() && member.seen == first && first.1 != 0);
         let history = self.shared.history.lock().expect("a panic elsewhere ends the run");
         let last = self
             .log

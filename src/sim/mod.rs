@@ -35,16 +35,19 @@ pub enum Bug {
     DropCaughtUpEvent,
     /// A member stores a bit that the others do not, where nobody reads it.
     FlipAppliedBit,
+    /// A member is taken for the one that it was, whatever it has forgotten.
+    TakeCopies,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 5] = [
+    pub const ALL: [Bug; 6] = [
         Bug::SkipLogSync,
         Bug::ReadBeforeApplied,
         Bug::AckBeforeCommit,
         Bug::DropCaughtUpEvent,
         Bug::FlipAppliedBit,
+        Bug::TakeCopies,
     ];
 }
 

@@ -252,6 +252,10 @@ impl Link {
     /// does. A log only ever loses what another leader's replaces: that leader's term is another, and the entry is not
     /// committed.
     pub(super) fn lacks(&self, term: u64, index: u64) -> bool {
+        #[cfg(feature = "sim")]
+        if crate::sim::planted(crate::sim::Bug::TakeCopies) {
+            return false;
+        }
         let mut acknowledged = self.acknowledged.lock();
         acknowledged.forgot |=
             index <= acknowledged.committed || acknowledged.term == term && index <= acknowledged.index;
