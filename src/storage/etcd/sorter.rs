@@ -48,7 +48,8 @@ impl Sorter {
             memory_bytes,
             file_bytes_max,
             entries: Vec::new(),
-            payloads: Vec::new(),
+            // At once: growing would hold the old and the new for a moment. What is not used is never touched.
+            payloads: Vec::with_capacity(memory_bytes),
             file: None,
             file_bytes: 0,
             runs: Vec::new(),
