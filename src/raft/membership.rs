@@ -146,6 +146,10 @@ impl Node {
             return Ok(known);
         }
         if replaces != 0 && !self.is_removed(replaces) {
+            // Asked anew: one that has just been started, or has just died, is not known to.
+            if let Some(link) = self.links.get(replaces) {
+                let _trail = link.probe(0).await;
+            }
             if self.answers(replaces) {
                 return Err(format!("member {} still answers: stop it first", MemberId::new(replaces)));
             }
