@@ -27,9 +27,14 @@ install_packages() {
   fi
 }
 
-# have_libclang: bindgen loads libclang at build time.
+# have_libclang: bindgen loads libclang at build time, by these names; libclang-cpp is another library.
 have_libclang() {
-  compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null
+  local folder
+  for folder in /usr/lib/llvm-*/lib /usr/lib/*-linux-gnu /usr/lib /usr/local/lib; do
+    compgen -G "$folder/libclang.so*" >/dev/null && return 0
+    compgen -G "$folder/libclang-[0-9]*.so*" >/dev/null && return 0
+  done
+  return 1
 }
 
 need_toolchain() {
