@@ -6,6 +6,7 @@
 mod cluster;
 mod context;
 mod counted;
+mod election;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -17,9 +18,11 @@ mod large_range;
 mod later;
 mod leaderless;
 mod lease;
+mod lock;
 mod maintenance;
 mod methods;
 mod range_encoder;
+mod recipe;
 mod services;
 mod snapshot;
 mod unary;

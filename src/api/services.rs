@@ -17,19 +17,24 @@ use tracing::warn;
 
 use super::cluster::ClusterService;
 use super::counted::{Call, RequestBody, ResponseBody};
+use super::election::ElectionService;
 use super::error::Error;
 use super::health::HealthService;
 use super::kv::KvService;
 use super::leaderless::while_led;
 use super::lease::LeaseService;
+use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::methods::{Method, Methods};
+use super::recipe::Recipe;
 use super::watch::WatchService;
 use super::{Context, grpc_go, unary};
 use crate::proto::server::cluster_server::ClusterServer;
+use crate::proto::server::election_server::ElectionServer;
 use crate::proto::server::health_server::HealthServer;
 use crate::proto::server::kv_server::KvServer;
 use crate::proto::server::lease_server::LeaseServer;
+use crate::proto::server::lock_server::LockServer;
 use crate::proto::server::maintenance_server::MaintenanceServer;
 use crate::proto::server::watch_server::WatchServer;
 use crate::raft::Node;
@@ -53,6 +58,8 @@ pub struct Services {
     cluster: ClusterServer<ClusterService>,
     maintenance: MaintenanceServer<MaintenanceService>,
     health: HealthServer<HealthService>,
+    lock: LockServer<LockService>,
+    election: ElectionServer<ElectionService>,
 }
 
 impl Services {
@@ -67,13 +74,18 @@ impl Services {
                     .max_encoding_message_size(i32::MAX as usize)
             };
         }
+        // One: two would give out the same ids.
+        let lease = LeaseService::new(Arc::clone(&context));
+        let recipe = Recipe::new(KvService(Arc::clone(&context)), lease.clone());
         Services {
             kv: server!(KvServer, KvService(Arc::clone(&context))),
             watch: server!(WatchServer, WatchService(Arc::clone(&context))),
-            lease: server!(LeaseServer, LeaseService::new(Arc::clone(&context))),
+            lease: server!(LeaseServer, lease),
             cluster: server!(ClusterServer, ClusterService(Arc::clone(&context))),
             maintenance: server!(MaintenanceServer, MaintenanceService(Arc::clone(&context))),
             health: server!(HealthServer, HealthService),
+            lock: server!(LockServer, LockService(recipe.clone())),
+            election: server!(ElectionServer, ElectionService(recipe)),
             methods: Arc::new(Methods::new(&context.metrics.grpc)),
             context,
             receive_max,
@@ -108,6 +120,8 @@ impl Services {
             "etcdserverpb.Lease" => answer(self.lease.clone(), request, watched),
             "etcdserverpb.Cluster" => answer(self.cluster.clone(), request, watched),
             "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request, watched),
+            "v3lockpb.Lock" => answer(self.lock.clone(), request, watched),
+            "v3electionpb.Election" => answer(self.election.clone(), request, watched),
             _ => answer(self.health.clone(), request, watched),
         }
     }

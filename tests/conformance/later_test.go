@@ -20,8 +20,6 @@ var later = []string{
 	"/etcdserverpb.Auth/UserChangePassword", "/etcdserverpb.Auth/UserGrantRole", "/etcdserverpb.Auth/UserRevokeRole",
 	"/etcdserverpb.Auth/RoleAdd", "/etcdserverpb.Auth/RoleGet", "/etcdserverpb.Auth/RoleList", "/etcdserverpb.Auth/RoleDelete",
 	"/etcdserverpb.Auth/RoleGrantPermission", "/etcdserverpb.Auth/RoleRevokePermission",
-	"/v3lockpb.Lock/Lock", "/v3lockpb.Lock/Unlock",
-	"/v3electionpb.Election/Campaign", "/v3electionpb.Election/Proclaim", "/v3electionpb.Election/Leader", "/v3electionpb.Election/Observe", "/v3electionpb.Election/Resign",
 }
 
 func TestLaterRPCs(t *testing.T) {
