@@ -15,6 +15,7 @@ use crate::process;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::maintenance_server::Maintenance;
 use crate::proto::skegpb::command::Kind;
+use crate::storage::snapshot::Damage;
 
 /// What is reported as quota when it is off.
 const NO_QUOTA: i64 = -1;
@@ -51,6 +52,9 @@ impl Maintenance for MaintenanceService {
         }
         if let Some(stalled) = context.node.log_stall() {
             errors.push(stall_text(stalled));
+        }
+        if let Some(damage) = context.node.damage() {
+            errors.push(damage_text(damage, context.node.withholds()));
         }
         let storage_version = cluster.version().unwrap_or_default().to_owned();
         drop(cluster);
@@ -141,6 +145,15 @@ impl Maintenance for MaintenanceService {
 /// What is said of a log whose disk does not answer.
 pub fn stall_text(stalled: Duration) -> String {
     format!("the raft log has waited {:.1} s for its disk", stalled.as_secs_f64())
+}
+
+/// What is said of a store that is not what it should be.
+fn damage_text(damage: Damage, withheld: bool) -> String {
+    let damage = match damage {
+        Damage::Differs => "the data of this member differs from the quorum's",
+        Damage::Unreadable => "stored data of this member cannot be read back",
+    };
+    if withheld { format!("{damage}: it does not serve keys") } else { damage.to_owned() }
 }
 
 /// The text form of an alarm in protobuf: a field at its default is left out, an enum without a name is its number.

@@ -171,6 +171,22 @@ impl Method {
         )
     }
 
+    /// True for what is answered from the keys stored here, or changes them. Renewing a lease does neither.
+    pub(super) fn needs_keys(self) -> bool {
+        let service = &SERVICES[self.service];
+        match (service.name, service.methods[self.method].0) {
+            ("etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election", _)
+            | ("etcdserverpb.Maintenance", "Snapshot") => true,
+            ("etcdserverpb.Lease", method) => method != "LeaseKeepAlive",
+            _ => false,
+        }
+    }
+
+    /// True for a call with one answer that may be a long time coming.
+    pub(super) fn waits(self) -> bool {
+        matches!(self.service(), "v3lockpb.Lock" | "v3electionpb.Election")
+    }
+
     /// Its answer if it comes later.
     pub(super) fn check_served(self) -> Result<(), Status> {
         let service = &SERVICES[self.service];
@@ -231,6 +247,21 @@ mod tests {
         ] {
             assert_eq!(Method::find(path).unwrap_err().message(), text);
         }
+    }
+
+    #[test]
+    fn what_needs_keys_and_what_does_not() {
+        let needing = |path: &str| Method::find(path).unwrap().needs_keys();
+        for path in ["KV/Range", "KV/RangeStream", "Watch/Watch", "Lease/LeaseLeases", "Maintenance/Snapshot"]
+        {
+            assert!(needing(&format!("/etcdserverpb.{path}")), "{path}");
+        }
+        assert!(needing("/v3lockpb.Lock/Lock") && needing("/v3electionpb.Election/Observe"));
+        for path in ["Lease/LeaseKeepAlive", "Maintenance/Status", "Maintenance/HashKV", "Cluster/MemberList"]
+        {
+            assert!(!needing(&format!("/etcdserverpb.{path}")), "{path}");
+        }
+        assert!(!needing("/grpc.health.v1.Health/Check"));
     }
 
     #[test]

@@ -16,7 +16,6 @@ mod health;
 mod kv;
 mod large_range;
 mod later;
-mod leaderless;
 mod lease;
 mod lock;
 mod maintenance;
@@ -26,6 +25,7 @@ mod recipe;
 mod services;
 mod snapshot;
 mod unary;
+mod until;
 mod validate;
 mod watch;
 

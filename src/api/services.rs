@@ -21,12 +21,12 @@ use super::election::ElectionService;
 use super::error::Error;
 use super::health::HealthService;
 use super::kv::KvService;
-use super::leaderless::while_led;
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::methods::{Method, Methods};
 use super::recipe::Recipe;
+use super::until::until;
 use super::watch::WatchService;
 use super::{Context, grpc_go, unary};
 use crate::proto::server::cluster_server::ClusterServer;
@@ -112,8 +112,10 @@ impl Services {
         }
         let slow = (method.kind() == MethodKind::Unary).then_some(self.context.limits.slow_request);
         let streams = method.kind() != MethodKind::Unary;
-        let led = (streams && wants_leader(request.headers())).then(|| self.context.node.clone());
-        let watched = Watched { call, streams, led, slow, remote };
+        let node = || self.context.node.clone();
+        let led = (streams && wants_leader(request.headers())).then(node);
+        let served = (method.needs_keys() && (streams || method.waits())).then(node);
+        let watched = Watched { call, streams, led, served, slow, remote };
         match method.service() {
             "etcdserverpb.KV" => self.call_kv(request, watched),
             "etcdserverpb.Watch" => answer(self.watch.clone(), request, watched),
@@ -177,6 +179,9 @@ impl Services {
         if learns && !method.is_served_by_learners() {
             return Err(Error::NotSupportedForLearner.into());
         }
+        if method.needs_keys() && self.context.node.withholds() {
+            return Err(Error::Corrupt.into());
+        }
         Ok(())
     }
 }
@@ -193,6 +198,8 @@ struct Watched {
     streams: bool,
     /// It ends when there is no leader.
     led: Option<Node>,
+    /// It ends when this member no longer serves keys.
+    served: Option<Node>,
     slow: Option<Duration>,
     remote: Option<SocketAddr>,
 }
@@ -201,9 +208,9 @@ impl Watched {
     /// Sends a response on its way.
     fn answered(self, path: &str, response: http::Response<Body>) -> http::Response<ResponseBody> {
         self.warn_if_slow(path);
-        let response = match self.led {
-            Some(node) => while_led(response, async move { node.leader_lost().await }),
-            None => response,
+        let response = match (self.led, self.served) {
+            (None, None) => response,
+            (led, served) => until(response, why_ended(led, served)),
         };
         self.call.response(response)
     }
@@ -216,6 +223,27 @@ impl Watched {
             let remote = self.remote.map(|remote| remote.to_string()).unwrap_or_default();
             warn!("time spent" = ?took, remote, "response type" = path, "expected-duration" = ?limit, "request stats");
         }
+    }
+}
+
+/// Waits until a call has to end: one that is only made while there is a leader, or while keys are served here.
+async fn why_ended(led: Option<Node>, served: Option<Node>) -> Error {
+    let lost = async {
+        match &led {
+            Some(node) => node.leader_lost().await,
+            None => std::future::pending().await,
+        }
+    };
+    let withheld = async {
+        match &served {
+            Some(node) => node.withheld().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = withheld => Error::Corrupt,
+        () = lost => Error::NoLeader,
     }
 }
 
@@ -240,7 +268,14 @@ where
     let uri = request.uri().clone();
     let response = server.call(request.map(|body| watched.call.request_body(body)));
     Box::pin(async move {
-        let Ok(response) = response.await;
+        let response = match &watched.served {
+            None => response.await,
+            Some(node) => tokio::select! {
+                response = response => response,
+                error = why_ended(None, Some(node.clone())) => Ok(Status::from(error).into_http()),
+            },
+        };
+        let Ok(response) = response;
         let reworded = grpc_go::reword(response.headers(), watched.streams);
         let response = reworded.map_or(response, |status| status.into_http());
         watched.answered(uri.path(), response)

@@ -17,7 +17,7 @@
 //! stands. **The setting of a cluster version begins all of them anew**: it is an entry that all builds know and that changes
 //! nothing if it sets what is set, so a leader that sees members begin at different entries makes one.
 //!
-//! What it cannot see is damage to what was stored right: see `task/scrub`.
+//! What it cannot see is damage to what was stored right: see `task/corruption_check`.
 
 use std::collections::VecDeque;
 

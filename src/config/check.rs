@@ -97,6 +97,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         snapshot_catchup_entries: or_default(values.snapshot_catchup_entries, CATCHUP_ENTRIES_DEFAULT),
         quota_backend_bytes: quota(values, &mut notices),
         nospace_low_water_percent: low_water(values)?,
+        mend_divergence: values.skeg_mend_divergence,
         max_txn_ops: values.max_txn_ops,
         max_request_bytes: max_request_bytes(values, &mut notices),
         max_concurrent_streams: values.max_concurrent_streams,

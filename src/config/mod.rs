@@ -118,6 +118,8 @@ pub struct MemberSettings {
     pub warning_unary_request_duration: Duration,
     /// Percentage of the quota below which the NOSPACE alarm ends by itself, at most 99; 0 for never.
     pub nospace_low_water_percent: u64,
+    /// Replace damaged data by a peer's.
+    pub mend_divergence: bool,
     /// What is compacted unasked.
     pub auto_compaction: AutoCompaction,
     /// Origins of web pages that may ask; `*` or none for all.

@@ -422,6 +422,8 @@ settings! {
             Effective, "Memory for recent log entries.";
         "skeg-nospace-low-water" skeg_nospace_low_water: Unsigned = "0",
             Effective, "Percentage of the quota below which a member's NOSPACE alarm ends by itself; 0 leaves it until it is cleared.";
+        "skeg-mend-divergence" skeg_mend_divergence: Switch = "true",
+            Effective, "A member whose data differs from the quorum's, or cannot be read, takes a peer's in its place; otherwise it stays out of service.";
         "skeg-join" skeg_join: Text = "",
             Effective, "Peer URLs of running members: a member without data has itself added there, catches up and votes.";
         "skeg-replace" skeg_replace: Text = "",

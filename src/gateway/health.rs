@@ -87,6 +87,10 @@ impl Shared {
                 return Some(format!("ALARM {}", if known { &name } else { "UNKNOWN" }));
             }
         }
+        if context.node.withholds() && !excluded.iter().any(|name| name == "CORRUPT") {
+            // The alarm is on its way.
+            return Some("ALARM CORRUPT".to_owned());
+        }
         if !serializable && context.node.status().leader == 0 {
             return Some("RAFT NO LEADER".to_owned());
         }
@@ -158,7 +162,7 @@ impl Shared {
         match check {
             Check::SerializableRead => context.check_readable(true).await.map_err(|error| error.to_string()),
             Check::LinearizableRead => context.check_readable(false).await.map_err(|error| error.to_string()),
-            Check::DataCorruption if cluster().is_raised(AlarmType::Corrupt) => {
+            Check::DataCorruption if cluster().is_raised(AlarmType::Corrupt) || context.node.withholds() => {
                 Err("alarm activated: CORRUPT".to_owned())
             }
             Check::NonLearner if cluster().is_learner(context.member_id.get()) => {

@@ -23,6 +23,7 @@ use super::node::Node;
 use super::types::{Membership, Peer, TypeConfig};
 use crate::clock;
 use crate::cluster::id::MemberId;
+use crate::proto::etcdserverpb::AlarmType;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{MemberAdd, MemberRemove};
 
@@ -194,10 +195,12 @@ impl Node {
         tokio::time::timeout(within, moved).await.unwrap_or(Err(TransferError::TimedOut))
     }
 
-    /// The voter that holds most of the log besides this member, if this one leads.
+    /// The voter that holds most of the log besides this member, if this one leads; none whose data is known to be wrong.
     pub fn best_successor(&self) -> Option<u64> {
         let here = self.options.identity.member_id;
-        let others = self.voters().into_iter().filter(|id| *id != here && self.answers(*id));
+        let cluster = self.state.cluster.read();
+        let is_fit = |id: u64| id != here && self.answers(id) && !cluster.has_raised(id, AlarmType::Corrupt);
+        let others = self.voters().into_iter().filter(|id| is_fit(*id));
         others.max_by_key(|id| self.progress_here(*id).map(|(matched, _)| matched))
     }
 

@@ -19,6 +19,7 @@ use super::force;
 use super::leadership::{self, Leadership};
 use super::log_store::LogStore;
 use super::membership;
+use super::mend::Mending;
 use super::network::{Forwarder, Kin, Links, Network, Timeouts};
 use super::outcomes::Outcomes;
 use super::read_index::{self, ReadError, ReadIndex};
@@ -169,6 +170,8 @@ pub struct Node {
     pub(super) counts: Arc<NodeCounts>,
     pub(super) deadlines: Arc<Mutex<Deadlines>>,
     pub(super) options: Arc<NodeOptions>,
+    /// What mending works with.
+    pub(super) mending: Arc<Mending>,
     /// What came of the last comparison with the peers.
     pub(super) compared: watch::Sender<TrailComparison>,
     /// Refusals of peers that were logged.
@@ -234,12 +237,12 @@ impl Node {
             log.clone(),
             Arc::clone(&background),
         );
-        let machine = Machine::new(state.clone(), log.clone(), source, listeners)?;
+        let machine = Machine::new(state.clone(), log.clone(), Arc::clone(&source), listeners)?;
         let store = LogStore::new(log.clone(), recovered)?;
         let config = raft_config(&options).map_err(StartError::Raft)?;
         let heartbeat_interval = options.heartbeat_interval;
         let network = Network { links: Arc::clone(&links), heartbeat_interval };
-        let raft = Raft::new(options.identity.member_id, Arc::new(config), network, store, machine)
+        let raft = Raft::new(options.identity.member_id, Arc::new(config), network, store, machine.clone())
             .await
             .map_err(|error| StartError::Raft(error.to_string()))?;
         begin(&raft, &options.beginning, is_new).await?;
@@ -261,6 +264,7 @@ impl Node {
             background,
             counts,
             deadlines,
+            mending: Arc::new(Mending::new(machine, source, &options.generations)),
             options: Arc::new(options),
             compared: watch::Sender::default(),
             refused: Arc::default(),
@@ -275,6 +279,7 @@ impl Node {
             tokio::spawn(membership::follow(node.clone())),
         ];
         *node.tasks.lock() = tasks;
+        node.stand_for_election();
         Ok((node, to_compact))
     }
 

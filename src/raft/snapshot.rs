@@ -259,6 +259,11 @@ impl Arrival {
         &self.meta
     }
 
+    /// The store in the files; `None` once they are in place.
+    pub(super) fn store(&self) -> Option<&Arc<Store>> {
+        self.store.as_ref()
+    }
+
     /// Makes the files the ones that the next start opens, and gives their store.
     pub(super) fn settle(mut self) -> io::Result<Arc<Store>> {
         let index = self.meta.last_log_id.map_or(0, |last| last.index());

@@ -16,7 +16,7 @@ use super::codec;
 use super::network::Links;
 use super::outcomes::Outcomes;
 use super::snapshot::{self, Files, Source, stored_position};
-use super::types::{Applied, LogId, SnapshotMeta, StoredMembership, TypeConfig};
+use super::types::{Applied, LogId, Membership, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::apply::{self, Compaction, LeaseChange, Run, State};
 use crate::blocking;
 use crate::clock;
@@ -28,7 +28,7 @@ use crate::telemetry::metrics::{Metrics, Operation};
 use crate::watch::Hub;
 
 /// Entries applied in one batch: what holds the core thread is bounded.
-const RUN_ENTRIES_MAX: usize = 256;
+pub(super) const RUN_ENTRIES_MAX: usize = 256;
 
 /// Who hears of what was applied.
 pub(crate) struct Listeners {
@@ -48,12 +48,17 @@ pub(crate) struct Listeners {
     pub(crate) slow: Duration,
 }
 
-/// The state machine as openraft drives it.
+/// The state machine as openraft drives it; clones share it.
+#[derive(Clone)]
 pub(crate) struct Machine {
-    state: State,
-    log: Log,
-    listeners: Listeners,
+    pub(super) state: State,
+    pub(super) log: Log,
+    pub(super) listeners: Arc<Listeners>,
     flushed: Flushed,
+    /// Held by whoever applies a run, or puts a store in place that must be level with what is applied.
+    pub(super) turn: Arc<Mutex<()>>,
+    /// Held while a store is put in place, from the first step that the next start sees to the last.
+    pub(super) placing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What the state machine's files are known to hold.
@@ -74,7 +79,15 @@ impl Machine {
     ) -> io::Result<Machine> {
         let (last_log_id, last_membership) = stored_position(&state.store())?;
         let at = Arc::new(Mutex::new(SnapshotMeta { last_log_id, last_membership }));
-        Ok(Machine { flushed: Flushed { state: state.clone(), source, at }, state, log, listeners })
+        let flushed = Flushed { state: state.clone(), source, at };
+        Ok(Machine {
+            state,
+            log,
+            listeners: Arc::new(listeners),
+            flushed,
+            turn: Arc::default(),
+            placing: Arc::default(),
+        })
     }
 
     /// Applies one run, once this member's own log has it: the others may have committed it without, and files that hold
@@ -88,6 +101,7 @@ impl Machine {
 
     /// Applies one run and answers its callers, in this order: visible, published, answered.
     fn apply_run(&self, entries: Vec<EntryResponder<TypeConfig>>) -> io::Result<()> {
+        let _turn = self.turn.lock();
         let entries_count = entries.len();
         let mut now = clock::now();
         let store = self.state.store();
@@ -120,19 +134,7 @@ impl Machine {
                     Some(outcome)
                 }
                 EntryPayload::Membership(membership) => {
-                    let voters: BTreeSet<u64> = membership.voter_ids().collect();
-                    let members: Vec<Member> = membership
-                        .nodes()
-                        .map(|(id, peer)| Member {
-                            id: *id,
-                            name: peer.name.clone(),
-                            peer_urls: peer.peer_urls.clone(),
-                            is_learner: !voters.contains(id),
-                            ..Member::default()
-                        })
-                        .collect();
-                    let stored = StoredMembership::new(Some(entry.log_id), membership);
-                    run.set_membership(&codec::encode_membership(&stored), members, position);
+                    set_membership(&mut run, entry.log_id, membership);
                     members_changed = true;
                     None
                 }
@@ -166,17 +168,16 @@ impl Machine {
         Ok(())
     }
 
-    /// Puts a peer's store in the place of this member's, and everything that follows the store with it.
-    fn replace_store(&self, store: Arc<Store>, meta: &SnapshotMeta) -> io::Result<()> {
-        let Listeners { hub, deadlines, compactions, applied, replaced, links, .. } = &self.listeners;
-        let index = meta.last_log_id.map_or(0, |last| last.index());
+    /// Puts a peer's store in the place of this member's, and everything that follows the store with it; `index` is the last
+    /// entry in it.
+    pub(super) fn replace_store(&self, store: Arc<Store>, index: u64) -> io::Result<()> {
+        let Listeners { hub, deadlines, compactions, applied, replaced, links, .. } = &*self.listeners;
         let old = self.state.replace_store(Arc::clone(&store)).map_err(io::Error::other)?;
         deadlines.lock().take_over(&self.state.leases.read(), clock::now(), Duration::ZERO);
         links.follow_cluster(&self.state.cluster.read());
         // Whoever waits for the compactions that this member has not applied itself: the files have them.
         let compacted = store.compacted();
         let _ = compactions.send(Compaction { previous: compacted, revision: compacted });
-        *self.flushed.at.lock() = meta.clone();
         info!(index, revision = store.revision(), "a peer's files are in place");
         hub.reset(store);
         applied.send_replace(index + 1);
@@ -219,6 +220,23 @@ impl Machine {
     }
 }
 
+/// Applies an entry that says who votes.
+pub(super) fn set_membership(run: &mut Run<'_>, log_id: LogId, membership: Membership) {
+    let voters: BTreeSet<u64> = membership.voter_ids().collect();
+    let members: Vec<Member> = membership
+        .nodes()
+        .map(|(id, peer)| Member {
+            id: *id,
+            name: peer.name.clone(),
+            peer_urls: peer.peer_urls.clone(),
+            is_learner: !voters.contains(id),
+            ..Member::default()
+        })
+        .collect();
+    let stored = StoredMembership::new(Some(log_id), membership);
+    run.set_membership(&codec::encode_membership(&stored), members, codec::log_id_to_proto(&log_id));
+}
+
 /// The time since `since`, which is moved to now.
 fn lap(since: &mut Instant) -> Duration {
     let now = clock::now();
@@ -258,9 +276,15 @@ impl RaftStateMachine<TypeConfig> for Machine {
         };
         let installs = &self.listeners.metrics.server.snapshot_installs;
         installs.inc();
+        let _placing = self.placing.lock().await;
         let settled = blocking::spawn(move || arrival.settle()).await.map_err(io::Error::other);
-        let placed = settled.flatten().and_then(|store| self.replace_store(store, meta));
+        let placed = settled
+            .flatten()
+            .and_then(|store| self.replace_store(store, meta.last_log_id.map_or(0, |last| last.index())));
         installs.dec();
+        if placed.is_ok() {
+            *self.flushed.at.lock() = meta.clone();
+        }
         placed
     }
 

@@ -23,6 +23,8 @@ const HEARTBEATS_BEHIND: u32 = 2;
 pub struct TrailComparison {
     /// Voters that agree with each other, are a majority of all, and differ from this member.
     pub against_here: Vec<u64>,
+    /// Other voters that agree with this member, if with it they are a majority of all.
+    pub with_here: Vec<u64>,
     /// Other members that differ: from the majority, or from this member if there is no majority.
     pub others: Vec<u64>,
     /// All voters have a trail, and not all trails begin at the same entry.
@@ -39,15 +41,15 @@ fn compare(here: u64, own: Trail, others: &BTreeMap<u64, Trail>, voters: &[u64])
     let majority = by_hash.iter().find(|(_, members)| voting(members) > voters.len() / 2);
     let right = majority.map_or(own.hash, |(hash, _)| *hash);
     let differing = by_hash.iter().filter(|(hash, _)| **hash != right).flat_map(|(_, members)| members);
-    let against_here = match majority {
-        Some((hash, members)) if *hash != own.hash => {
-            members.iter().copied().filter(|id| voters.contains(id)).collect()
-        }
-        _ => Vec::new(),
-    };
+    let (mut against_here, mut with_here) = (Vec::new(), Vec::new());
+    if let Some((hash, members)) = majority {
+        let side = if *hash == own.hash { &mut with_here } else { &mut against_here };
+        side.extend(members.iter().copied().filter(|id| *id != here && voters.contains(id)));
+    }
     let all_known = voters.iter().all(|id| *id == here || others.contains_key(id));
     TrailComparison {
         against_here,
+        with_here,
         others: differing.copied().filter(|id| *id != here).collect(),
         begin_apart: all_known && others.values().any(|trail| trail.origin != own.origin),
     }
@@ -73,11 +75,17 @@ pub(super) async fn compare_often(node: Node) {
     let behind = node.options.heartbeat_interval * HEARTBEATS_BEHIND;
     loop {
         ticks.tick().await;
+        let mut replaced = node.store_replacements();
+        replaced.mark_unchanged();
         let own = node.state.trails.read().last();
         tokio::time::sleep(behind).await;
         let links = node.links.all();
         let asked = links.iter().map(|link| async { Some((link.member_id(), link.probe(own.next).await?)) });
         let answers = futures::future::join_all(asked).await.into_iter().flatten().collect();
+        if replaced.has_changed().unwrap_or(true) {
+            // The trail was another store's.
+            continue;
+        }
         node.compared.send_replace(compare(here, own, &answers, &node.voters()));
     }
 }
@@ -94,12 +102,14 @@ mod tests {
 
     #[test]
     fn a_majority_of_the_voters_is_right() {
-        let alike = TrailComparison::default();
-        assert_eq!(of(7, &[(2, 7), (3, 7)], &[1, 2, 3]), alike);
-        assert_eq!(of(7, &[], &[1]), alike);
+        let alike = |with_here| TrailComparison { with_here, ..TrailComparison::default() };
+        assert_eq!(of(7, &[(2, 7), (3, 7)], &[1, 2, 3]), alike(vec![2, 3]));
+        assert_eq!(of(7, &[(2, 7), (3, 7)], &[1, 2]), alike(vec![2]), "one learns");
+        assert_eq!(of(7, &[], &[1]), alike(vec![]));
         let wrong_here = TrailComparison { against_here: vec![2, 3], ..TrailComparison::default() };
         assert_eq!(of(8, &[(2, 7), (3, 7)], &[1, 2, 3]), TrailComparison { others: vec![], ..wrong_here });
-        let wrong_there = TrailComparison { others: vec![3], ..TrailComparison::default() };
+        let wrong_there =
+            TrailComparison { others: vec![3], with_here: vec![2], ..TrailComparison::default() };
         assert_eq!(of(7, &[(2, 7), (3, 8)], &[1, 2, 3]), wrong_there);
         let both = of(8, &[(2, 7), (3, 7), (4, 7), (5, 9)], &[1, 2, 3, 4, 5]);
         assert_eq!(both.against_here, [2, 3, 4]);

@@ -348,8 +348,12 @@ fn spawn_tasks(
             let run = task::compaction::run(state(), compactions, metrics(), compaction_finished);
             async { Ok(run.await?) }
         }),
-        supervised("count index", failed, {
+        supervised("count index", failed.clone(), {
             let run = task::counts::run(state(), node().store_replacements());
+            async { Ok(run.await?) }
+        }),
+        supervised("mending", failed, {
+            let run = task::mend::run(node(), state(), settings.mend_divergence);
             async { Ok(run.await?) }
         }),
         tokio::spawn(task::disk_watch::watch_space(

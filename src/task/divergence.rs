@@ -1,7 +1,7 @@
 //! Acting on members whose rolling hashes differ (`raft/trails` compares them).
 //!
-//! A member that a majority agrees against raises the CORRUPT alarm for itself, and the leader raises it for those that differ:
-//! whichever can. Without a majority it is the leader that is believed, as in etcd's checks: the alarm then says that somebody
+//! A member that a majority agrees against no longer serves keys (`task/mend` has the rest) and raises the CORRUPT alarm for
+//! itself, and the leader raises it for those that differ: whichever can. Without a majority it is the leader that is believed, as in etcd's checks: the alarm then says that somebody
 //! has to look.
 
 use std::collections::BTreeSet;
@@ -16,6 +16,7 @@ use crate::cluster::id::MemberId;
 use crate::proto::skegpb::ClusterVersionSet;
 use crate::proto::skegpb::command::Kind;
 use crate::raft::Node;
+use crate::storage::snapshot::Damage;
 
 /// Pause between two attempts to have all trails begin at one entry.
 const BEGIN_AGAIN: Duration = Duration::from_secs(10);
@@ -31,6 +32,7 @@ pub async fn run(node: Node, state: State) {
         let mut differing = BTreeSet::new();
         if !found.against_here.is_empty() {
             differing.insert(here);
+            node.distrust(Damage::Differs);
         }
         if node.is_leader() {
             differing.extend(&found.others);

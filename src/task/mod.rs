@@ -10,4 +10,5 @@ pub mod divergence;
 pub mod flush;
 pub mod lease_checkpoint;
 pub mod lease_expiry;
+pub mod mend;
 pub mod publish;

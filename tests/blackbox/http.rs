@@ -26,9 +26,9 @@ struct Member {
 }
 
 /// Status line and headers, and body.
-struct Answer {
-    head: String,
-    body: String,
+pub(crate) struct Answer {
+    pub(crate) head: String,
+    pub(crate) body: String,
 }
 
 impl Member {
@@ -115,7 +115,7 @@ impl Drop for Member {
 }
 
 /// Asks by HTTP/1.1; none if the other side does not speak it.
-fn ask(port: u16, path: &str) -> Option<Answer> {
+pub(crate) fn ask(port: u16, path: &str) -> Option<Answer> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost:1\r\nConnection: close\r\n\r\n").ok()?;

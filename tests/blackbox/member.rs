@@ -116,6 +116,11 @@ impl Member {
         format!("127.0.0.1:{}", self.client_port)
     }
 
+    /// The port on which it listens for clients.
+    pub(crate) fn client_port(&self) -> u16 {
+        self.client_port
+    }
+
     /// The port on which it listens for other members.
     pub(crate) fn peer_port(&self) -> u16 {
         self.peer_port

@@ -4,8 +4,10 @@
 use super::links::Link;
 use crate::proto::skegpb::{
     HashHistoryRequest, HistoryHash, LeaseTimeRequest, MemberProgressRequest, ReadIndexRequest,
-    RenewLeaseRequest,
+    RenewLeaseRequest, SendFilesRequest,
 };
+use crate::raft::codec::log_id_to_proto;
+use crate::raft::types::LogId;
 use crate::storage::mvcc::hash::RevisionHash;
 
 impl Link {
@@ -36,6 +38,17 @@ impl Link {
         let asked = self.ask(request, async |client, request| client.hash_history(request).await);
         let HistoryHash { hash, compact_revision, revision } = asked.await.ok()?.hash?;
         Some(RevisionHash { hash, compact_revision, revision })
+    }
+
+    /// Has the member send its files, which must hold everything up to `from`; returns when they have arrived.
+    ///
+    /// # Errors
+    /// Why they will not.
+    pub(crate) async fn send_files(&self, from: LogId) -> Result<(), String> {
+        let request = SendFilesRequest { from: Some(log_id_to_proto(&from)) };
+        let asked = self.ask(request, async |client, request| client.send_files(request).await);
+        let refusal = asked.await.map_err(|status| status.message().to_owned())?.refusal;
+        if refusal.is_empty() { Ok(()) } else { Err(refusal) }
     }
 
     /// The index that a member is known to hold, and the leader's last.

@@ -5,7 +5,7 @@
 //!          ─ heartbeats ──> Append stream   (another: never behind entries)
 //!          ─ votes, transfer ─┐
 //! forward, read index, leases ┴> the link's shared connection
-//!          ─ snapshot ────> InstallSnapshot (a third)
+//!          ─ snapshot ────> InstallSnapshot (a third), also for a member that asks for files (SendFiles)
 //! ```
 //!
 //! A call carries who talks to whom ([`channel`]); [`service`] refuses what does not fit. An answer says what is on the
@@ -226,8 +226,14 @@ impl RaftNetworkV2<TypeConfig> for Connection {
             )));
         };
         let background = Arc::clone(source.background());
-        let sending =
-            snapshot::send(Arc::clone(&self.link), vote, snapshot.meta, source, Arc::clone(&self.links));
+        let sending = snapshot::send(
+            Arc::clone(&self.link),
+            vote,
+            snapshot.meta,
+            None,
+            source,
+            Arc::clone(&self.links),
+        );
         let sent = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
             sent = background.run(sending) => sent,

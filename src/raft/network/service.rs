@@ -29,6 +29,7 @@ use crate::proto::etcdserverpb;
 use crate::proto::server::peer_server::{Peer, PeerServer};
 use crate::proto::skegpb as pb;
 use crate::raft::Node;
+use crate::raft::codec::log_id_from_proto;
 use crate::storage::lives::Lives;
 use crate::storage::mvcc::hash::RevisionHash;
 use crate::storage::schema::Trail;
@@ -211,6 +212,10 @@ impl Peer for PeerService {
         request: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
         self.check(request.metadata()).await?;
+        if self.node.withholds() {
+            let refusal = "the member does not serve keys".to_owned();
+            return Ok(Response::new(pb::TransferLeaderResponse { refusal }));
+        }
         let asked = wire::transfer_from_proto(request.into_inner()).map_err(malformed)?;
         let answer = self.node.raft().handle_transfer_leader(asked).await;
         let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -228,6 +233,17 @@ impl Peer for PeerService {
         let (node, receiving) = (self.node.clone(), Arc::clone(&self.receiving));
         tokio::spawn(snapshot::receive(node, receiving, from, request.into_inner(), answers));
         Ok(Response::new(ReceiverStream::new(outgoing)))
+    }
+
+    async fn send_files(
+        &self,
+        request: Request<pb::SendFilesRequest>,
+    ) -> Result<Response<pb::SendFilesResponse>, Status> {
+        let to = self.check(request.metadata()).await?;
+        let from = request.into_inner().from.map(log_id_from_proto);
+        let sent = snapshot::send_asked_for(&self.node, to, from).await;
+        let refusal = sent.err().map(|error| error.to_string()).unwrap_or_default();
+        Ok(Response::new(pb::SendFilesResponse { refusal }))
     }
 
     async fn propose(

@@ -43,11 +43,13 @@ const STALLED: Duration = Duration::from_secs(30);
 /// How long the receiver may take to put the files in place: it syncs them first.
 const SETTLING: Duration = Duration::from_secs(300);
 
-/// Sends a checkpoint, on a connection of its own; gives the receiver's vote.
+/// Sends a checkpoint, on a connection of its own; gives the receiver's vote. `from` is what it must hold, and behind which the
+/// log is kept. If it is not for Raft, `asked_for` is what it must hold instead.
 pub(super) async fn send(
     link: Arc<Link>,
     vote: Vote,
     from: SnapshotMeta,
+    asked_for: Option<LogId>,
     source: Arc<Source>,
     links: Arc<Links>,
 ) -> io::Result<Vote> {
@@ -56,14 +58,15 @@ pub(super) async fn send(
     let mut client = channel.open(&link).await?;
     // Not before it can be reached: for a member that is gone nothing is kept.
     let sending = source.begin(&from);
-    let (checkpoint, last) = sending.checkpoint(from.last_log_id).await?;
+    let (checkpoint, last) = sending.checkpoint(asked_for.or(from.last_log_id)).await?;
     let (chunks, outgoing) = mpsc::channel(CHUNKS_WAITING);
     let files = checkpoint.offer().files.iter();
     let files =
         files.map(|file| pb::SnapshotFile { name: file.name.clone(), size_bytes: file.size_bytes }).collect();
     let offer = pb::SnapshotOffer { id: Bytes::copy_from_slice(&checkpoint.offer().id), files };
     let (vote, last) = (Some(vote_to_proto(&vote)), Some(log_id_to_proto(&last)));
-    put(&chunks, Part::Start(pb::SnapshotStart { vote, last, offer: Some(offer) })).await?;
+    let asked_for = asked_for.is_some();
+    put(&chunks, Part::Start(pb::SnapshotStart { vote, last, offer: Some(offer), asked_for })).await?;
     let answered = client.install_snapshot(addressed(&link, ReceiverStream::new(outgoing))).await;
     link.note(answered.as_ref().err());
     let mut answers = answered.map_err(io::Error::other)?.into_inner();
@@ -95,6 +98,23 @@ pub(super) async fn send(
         }
         Answer::Held(_) => Err(io::Error::other("the peer says again what it holds")),
     }
+}
+
+/// Sends the files here to a member that has asked for them, which must hold everything up to `from`.
+pub(super) async fn send_asked_for(node: &Node, to: u64, from: Option<LogId>) -> io::Result<()> {
+    let link = node.links.get(to).ok_or_else(|| io::Error::other("no such member"))?;
+    if node.damage().is_some() {
+        return Err(io::Error::other("the files here are not to be trusted either"));
+    }
+    let here = node.position()?;
+    if from.is_none() || here.last_log_id < from {
+        return Err(io::Error::other("this member has not come so far"));
+    }
+    let vote = node.raft().metrics().borrow_watched().vote;
+    let source = Arc::clone(node.source());
+    let sending = send(link, vote, here, from, source, Arc::clone(&node.links));
+    let sent = node.background().run(sending).await;
+    sent.unwrap_or_else(|| Err(io::Error::other("the member is stopping"))).map(drop)
 }
 
 /// Sends what the receiver does not hold.
@@ -199,10 +219,15 @@ async fn attempt(
     answers: &mpsc::Sender<Result<pb::SnapshotResponse, Status>>,
 ) -> Result<Vote, Status> {
     let Part::Start(start) = next_part(chunks).await? else { return Err(malformed("it does not start")) };
+    let asked_for = start.asked_for;
     let (vote, last, offer) = read_start(start)?;
     let known = node.raft().metrics().borrow_watched().vote;
     if vote < known {
         return Ok(known);
+    }
+    let waiting = if asked_for { node.take_waiting() } else { None };
+    if asked_for && waiting.is_none() {
+        return Err(malformed("nobody has asked for it"));
     }
     // From here on it is the only attempt: an older one ends, whatever it waits for.
     let mut attempt = receiving.attempt.subscribe();
@@ -213,6 +238,10 @@ async fn attempt(
         arrival = taken => arrival?,
         _ = attempt.changed() => return Err(Status::aborted("another attempt has begun")),
     };
+    if let Some(waiting) = waiting {
+        waiting.send(arrival).map_err(|_| Status::aborted("nobody waits for it any more"))?;
+        return Ok(known);
+    }
     let meta = arrival.meta().clone();
     node.check_snapshot(&meta).map_err(malformed)?;
     let snapshot = openraft::storage::Snapshot { meta, snapshot: Files::Arrived(Box::new(arrival)) };

@@ -6,6 +6,7 @@
 //!        generation            the pointer; without one it is generation 1
 //!        staging/              files that are arriving
 //!        checkpoint-<n>/       files that are being sent
+//!        damaged               a word; the store is not what it should be
 //! ```
 
 use std::fs::{self, File};
@@ -20,6 +21,7 @@ const POINTER: &str = "generation";
 const POINTER_STAGED: &str = "generation.tmp";
 const STAGING: &str = "staging";
 const STORE: &str = "store";
+const DAMAGED: &str = "damaged";
 const CHECKPOINT_PREFIX: &str = "checkpoint-";
 
 /// The directories of a member's stores. One per data directory.
@@ -30,6 +32,24 @@ pub struct Generations {
     installed: AtomicU64,
     next: AtomicU64,
     checkpoints: AtomicU64,
+}
+
+/// What is wrong with a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// It holds something else than what a majority of the voters agrees on.
+    Differs,
+    /// What was written cannot be read back.
+    Unreadable,
+}
+
+impl Damage {
+    fn word(self) -> &'static str {
+        match self {
+            Damage::Differs => "differs",
+            Damage::Unreadable => "unreadable",
+        }
+    }
 }
 
 /// A directory that may become the store; see [`Generations::admit`].
@@ -124,6 +144,38 @@ impl Generations {
         self.installed.store(index, Ordering::Release);
         self.current.store(generation.number, Ordering::Release);
         Ok(())
+    }
+
+    /// Notes durably what is wrong with the store, so that the next start does not serve it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn mark_damaged(&self, damage: Damage) -> io::Result<()> {
+        let mut file = File::create(self.root.join(DAMAGED))?;
+        file.write_all(damage.word().as_bytes())?;
+        file.sync_all()?;
+        sync_dir(&self.root)
+    }
+
+    /// What was noted, if anything was.
+    pub fn marked_damage(&self) -> Option<Damage> {
+        match fs::read(self.root.join(DAMAGED)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Ok(word) if word == Damage::Unreadable.word().as_bytes() => Some(Damage::Unreadable),
+            // Whatever it says: somebody began to write it.
+            _ => Some(Damage::Differs),
+        }
+    }
+
+    /// Takes the note away.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn unmark_damaged(&self) -> io::Result<()> {
+        match fs::remove_file(self.root.join(DAMAGED)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_dir(&self.root),
+        }
     }
 
     fn dir(&self, number: u64) -> PathBuf {

@@ -20,7 +20,7 @@ mod generations;
 mod staging;
 
 pub use checkpoint::Checkpoint;
-pub use generations::{Generation, Generations};
+pub use generations::{Damage, Generation, Generations};
 pub use staging::{Piece, Staging};
 
 /// Bytes of a piece; the last one of a file may be shorter. It is what sender and receiver hold in memory, and what a broken

@@ -153,6 +153,24 @@ fn a_kill_before_or_after_the_rename_leaves_one_whole_store() {
     assert_eq!(names(root.path()), ["generation", "store-0000000002"]);
 }
 
+#[test]
+fn what_is_wrong_with_a_store_is_known_to_the_next_start() {
+    let root = tempfile::tempdir().expect("a directory");
+    let known = || Generations::open(root.path()).expect("it opens").marked_damage();
+    assert_eq!(known(), None);
+    let generations = Generations::open(root.path()).expect("it opens");
+    for damage in [Damage::Differs, Damage::Unreadable, Damage::Differs] {
+        generations.mark_damaged(damage).expect("it is noted");
+        assert_eq!(known(), Some(damage));
+    }
+    // Killed while it was noted.
+    fs::write(root.path().join("damaged"), "").expect("it writes");
+    assert_eq!(known(), Some(Damage::Differs));
+    generations.unmark_damaged().expect("it is removed");
+    generations.unmark_damaged().expect("once is enough");
+    assert_eq!(known(), None);
+}
+
 /// Files of a few bytes, as if of a checkpoint.
 struct Sent {
     offer: Offer,

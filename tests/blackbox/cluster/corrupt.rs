@@ -11,6 +11,9 @@ use skeg::storage::schema::Family;
 use super::{Cluster, PATIENCE};
 use crate::member::Member;
 
+/// Leaves a member's data as it is.
+const KEPT: (&str, &str) = ("skeg-mend-divergence", "false");
+
 /// Changes a value that a stopped member has stored, behind everybody's back.
 fn corrupt(member: &Member) {
     let engine = EngineOptions { memtable_bytes: 4 << 20, block_cache_bytes: 4 << 20 };
@@ -31,7 +34,7 @@ fn corrupt(member: &Member) {
 }
 
 /// A cluster with a key, one of whose followers holds something else; that one is not started again.
-async fn with_a_corrupt_follower(flags: &[(&str, &str)]) -> (Cluster, usize) {
+pub(super) async fn with_a_corrupt_follower(flags: &[(&str, &str)]) -> (Cluster, usize) {
     let mut cluster = Cluster::prepare(3);
     for member in &mut cluster.members {
         for (flag, value) in flags {
@@ -69,7 +72,7 @@ async fn id_of(member: &Member) -> u64 {
 
 #[tokio::test]
 async fn the_periodic_check_names_the_member_that_differs() {
-    let (mut cluster, corrupted) = with_a_corrupt_follower(&[("corrupt-check-time", "300ms")]).await;
+    let (mut cluster, corrupted) = with_a_corrupt_follower(&[("corrupt-check-time", "300ms"), KEPT]).await;
     cluster.start_all();
     let id = id_of(&cluster.members[corrupted]).await;
     expect_alarm_of(&cluster, id).await;
@@ -80,7 +83,7 @@ async fn the_periodic_check_names_the_member_that_differs() {
 
 #[tokio::test]
 async fn the_compaction_check_names_the_member_that_differs() {
-    let flags = [("feature-gates", "CompactHashCheck=true"), ("compact-hash-check-time", "300ms")];
+    let flags = [("feature-gates", "CompactHashCheck=true"), ("compact-hash-check-time", "300ms"), KEPT];
     let (mut cluster, corrupted) = with_a_corrupt_follower(&flags).await;
     cluster.start_all();
     let id = id_of(&cluster.members[corrupted]).await;

@@ -26,7 +26,7 @@ fn open(member: &Member) -> State {
 }
 
 /// Has a stopped member apply something else than what stands next in its log, of which there must be an entry.
-fn misapply(member: &Member, value: &'static str) {
+pub(super) fn misapply(member: &Member, value: &'static str) {
     let state = open(member);
     let store = state.store();
     let applied = store.engine().get(Family::Meta, &MetaKey::Applied.encode()).unwrap().unwrap().to_vec();
@@ -49,7 +49,7 @@ fn forget_trail(member: &Member) {
 }
 
 /// Members of which some followers do not run, in whose logs stands an entry that they have not applied.
-async fn with_unapplied(cluster: &mut Cluster, followers: usize) -> Vec<usize> {
+pub(super) async fn with_unapplied(cluster: &mut Cluster, followers: usize) -> Vec<usize> {
     let leader = cluster.leader().await;
     let count = cluster.members.len();
     let followers: Vec<usize> = (1..=followers).map(|step| (leader + step) % count).collect();
@@ -69,7 +69,7 @@ async fn with_unapplied(cluster: &mut Cluster, followers: usize) -> Vec<usize> {
     followers
 }
 
-async fn alarms(cluster: &Cluster, at: usize) -> Vec<AlarmMember> {
+pub(super) async fn alarms(cluster: &Cluster, at: usize) -> Vec<AlarmMember> {
     let mut client = cluster.members[at].client().await;
     client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms().to_vec()
 }
@@ -91,13 +91,17 @@ async fn expect_corrupt(cluster: &Cluster, at: usize, expected: &[u64]) {
     }
 }
 
-async fn id_of(member: &Member) -> u64 {
+pub(super) async fn id_of(member: &Member) -> u64 {
     member.client().await.maintenance_client().status().await.unwrap().header().unwrap().member_id()
 }
 
 #[tokio::test]
 async fn a_member_that_has_applied_something_else_is_named() {
-    let mut cluster = Cluster::found(3);
+    let mut cluster = Cluster::prepare(3);
+    for member in &mut cluster.members {
+        member.set("skeg-mend-divergence", "false");
+    }
+    cluster.start_all();
     let wrong = with_unapplied(&mut cluster, 1).await[0];
     misapply(&cluster.members[wrong], "something else");
     cluster.start_all();
@@ -115,6 +119,7 @@ async fn members_whose_hashes_begin_apart_are_compared_after_a_while() {
     for member in &mut cluster.members {
         let log = member.log_file();
         member.set("log-outputs", &format!("stderr,{}", log.display()));
+        member.set("skeg-mend-divergence", "false");
     }
     cluster.start_all();
     let older = with_unapplied(&mut cluster, 1).await[0];

@@ -12,6 +12,7 @@ mod history;
 mod lease;
 mod linear;
 mod load;
+mod mend;
 mod namespaces;
 mod proxy;
 mod srv;

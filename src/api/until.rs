@@ -1,5 +1,6 @@
-//! Streams whose clients want a leader: they end with an error when there has been none for long, so that the client goes to
-//! another member. etcd: `monitorLeader` in `server/etcdserver/api/v3rpc/interceptor.go`.
+//! Streams that end before their service ends them: when there has been no leader for long and the client wants one, or when
+//! this member no longer serves keys. The client goes to another member then. etcd: `monitorLeader` in
+//! `server/etcdserver/api/v3rpc/interceptor.go`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,22 +13,22 @@ use tonic::body::Body;
 
 use super::error::Error;
 
-/// A response's body that ends early when the leader is lost.
-struct WhileLed {
+/// A response's body that may end early.
+struct Until {
     inner: Body,
-    lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    end: Pin<Box<dyn Future<Output = Error> + Send>>,
     ended: bool,
 }
 
-/// Ends the response's stream with "no leader" when `lost` is ready.
-pub(super) fn while_led(
+/// Ends the response's stream with the error that `end` gives, as soon as it does.
+pub(super) fn until(
     response: http::Response<Body>,
-    lost: impl Future<Output = ()> + Send + 'static,
+    end: impl Future<Output = Error> + Send + 'static,
 ) -> http::Response<Body> {
-    response.map(|inner| Body::new(WhileLed { inner, lost: Box::pin(lost), ended: false }))
+    response.map(|inner| Body::new(Until { inner, end: Box::pin(end), ended: false }))
 }
 
-impl http_body::Body for WhileLed {
+impl http_body::Body for Until {
     type Data = Bytes;
     type Error = Status;
 
@@ -39,10 +40,10 @@ impl http_body::Body for WhileLed {
         if this.ended {
             return Poll::Ready(None);
         }
-        if this.lost.as_mut().poll(context).is_ready() {
+        if let Poll::Ready(error) = this.end.as_mut().poll(context) {
             this.ended = true;
             let mut trailers = HeaderMap::new();
-            Status::from(Error::NoLeader).add_header(&mut trailers)?;
+            Status::from(error).add_header(&mut trailers)?;
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }
         Pin::new(&mut this.inner).poll_frame(context)
@@ -65,12 +66,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stream_goes_on_until_the_leader_is_lost() {
+    async fn a_stream_goes_on_until_it_has_to_end() {
         let (lose, lost) = oneshot::channel::<()>();
         let (frames, stream) = tokio::sync::mpsc::channel::<Result<Frame<Bytes>, Status>>(4);
         let body = StreamBody::new(tokio_stream::wrappers::ReceiverStream::new(stream));
-        let response = while_led(http::Response::new(Body::new(body)), async move {
+        let response = until(http::Response::new(Body::new(body)), async move {
             let _ = lost.await;
+            Error::NoLeader
         });
         let mut body = response.into_body();
         frames.send(Ok(Frame::data(Bytes::from_static(b"event")))).await.expect("it is read");
