@@ -98,6 +98,7 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         quota_backend_bytes: quota(values, &mut notices),
         nospace_low_water_percent: low_water(values)?,
         mend_divergence: values.skeg_mend_divergence,
+        scrub_interval: span(values.skeg_scrub_interval),
         max_txn_ops: values.max_txn_ops,
         max_request_bytes: max_request_bytes(values, &mut notices),
         max_concurrent_streams: values.max_concurrent_streams,

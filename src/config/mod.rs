@@ -120,6 +120,8 @@ pub struct MemberSettings {
     pub nospace_low_water_percent: u64,
     /// Replace damaged data by a peer's.
     pub mend_divergence: bool,
+    /// Time between readings of everything stored; zero for never.
+    pub scrub_interval: Duration,
     /// What is compacted unasked.
     pub auto_compaction: AutoCompaction,
     /// Origins of web pages that may ask; `*` or none for all.

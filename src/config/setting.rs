@@ -424,6 +424,8 @@ settings! {
             Effective, "Percentage of the quota below which a member's NOSPACE alarm ends by itself; 0 leaves it until it is cleared.";
         "skeg-mend-divergence" skeg_mend_divergence: Switch = "true",
             Effective, "A member whose data differs from the quorum's, or cannot be read, takes a peer's in its place; otherwise it stays out of service.";
+        "skeg-scrub-interval" skeg_scrub_interval: Span = "168h" shown "168h0m0s",
+            Effective, "Time between two slow readings of everything stored, to find what can no longer be read; 0 never reads.";
         "skeg-join" skeg_join: Text = "",
             Effective, "Peer URLs of running members: a member without data has itself added there, catches up and votes.";
         "skeg-replace" skeg_replace: Text = "",

@@ -158,8 +158,8 @@ impl Node {
         }
     }
 
-    /// Lets this member stand for election if its keys are served.
-    pub(super) fn stand_for_election(&self) {
+    /// Lets this member stand for election if its keys are served; to be called again, for who votes is not known at once.
+    pub fn stand_for_election(&self) {
         self.raft.runtime_config().elect(!self.withholds());
     }
 

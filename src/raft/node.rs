@@ -324,9 +324,14 @@ impl Node {
         self.replaced.clone()
     }
 
-    /// Where snapshots are received.
-    pub(super) fn background(&self) -> &Arc<Background> {
+    /// Where what must not get in the way of requests is done.
+    pub fn background(&self) -> &Arc<Background> {
         &self.background
+    }
+
+    /// A directory that does not exist, for links to the store's files; what is left of it is removed by the next start.
+    pub fn checkpoint_dir(&self) -> PathBuf {
+        self.options.generations.checkpoint_dir()
     }
 
     /// The directories of the store.

@@ -349,7 +349,7 @@ fn spawn_tasks(
             async { Ok(run.await?) }
         }),
         supervised("count index", failed.clone(), {
-            let run = task::counts::run(state(), node().store_replacements());
+            let run = task::counts::run(node(), state());
             async { Ok(run.await?) }
         }),
         supervised("mending", failed, {
@@ -377,6 +377,9 @@ fn spawn_tasks(
     if !settings.corrupt_check_time.is_zero() {
         let check = task::corruption_check::watch_history(node(), state(), settings.corrupt_check_time);
         tasks.push(tokio::spawn(check));
+    }
+    if !settings.scrub_interval.is_zero() {
+        tasks.push(tokio::spawn(task::scrub::run(node(), state(), settings.scrub_interval)));
     }
     if settings.feature_gates.enabled(FeatureGate::CompactHashCheck) {
         let every = settings.compact_hash_check_time;

@@ -14,7 +14,7 @@ use rocksdb::compaction_filter::{CompactionFilter, Decision};
 use rocksdb::compaction_filter_factory::{CompactionFilterContext, CompactionFilterFactory};
 use rocksdb::{
     BlockBasedOptions, BottommostLevelCompaction, Cache, ColumnFamily, ColumnFamilyDescriptor,
-    CompactOptions, DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, FlushOptions,
+    CompactOptions, DB, DBCompressionType, DBPinnableSlice, DBRawIterator, Env, ErrorKind, FlushOptions,
     IngestExternalFileOptions, Options, ReadOptions, SliceTransform, WriteBatch,
 };
 use tracing::{info, warn};
@@ -55,6 +55,18 @@ pub enum StorageError {
     /// A file operation failed.
     #[error("storage files: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl StorageError {
+    /// True if what was written can no longer be read as it was.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            // A disk that has lost a sector says that it cannot read.
+            StorageError::Engine(error) => matches!(error.kind(), ErrorKind::Corruption | ErrorKind::IOError),
+            StorageError::Damaged { .. } => true,
+            StorageError::Format { .. } | StorageError::Io(_) => false,
+        }
+    }
 }
 
 /// The engine's share of the memory budget.

@@ -15,9 +15,11 @@ pub mod log;
 pub mod mvcc;
 mod restoring;
 pub mod schema;
+mod scrub;
 pub mod snapshot;
 mod space;
 
 pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};
 pub use restoring::Restoring;
+pub use scrub::Scrub;
 pub use space::Space;

@@ -46,6 +46,7 @@ pub async fn run(node: Node, state: State, replaces: bool) -> Result<(), MendErr
     let mut installed = node.store_replacements();
     let mut naming = Naming::default();
     let mut attempts = Attempts::default();
+    let mut is_told = false;
     loop {
         ticks.tick().await;
         let is_named = state.cluster.read().has_raised(here, AlarmType::Corrupt);
@@ -55,10 +56,19 @@ pub async fn run(node: Node, state: State, replaces: bool) -> Result<(), MendErr
             naming.look(&node, is_named).await;
             continue;
         };
+        node.stand_for_election();
         if !node.withholds() {
-            if damage == Damage::Differs {
-                warn!("no other member is left to differ from: what is here counts");
-                node.trust();
+            match damage {
+                Damage::Differs => {
+                    warn!("no other member is left to differ from: what is here counts");
+                    node.trust();
+                }
+                // Once: who clears it then wants to write what else there is elsewhere, or here.
+                Damage::Unreadable if !is_told => {
+                    raise(&node, &state, here).await;
+                    is_told = true;
+                }
+                Damage::Unreadable => {}
             }
             continue;
         }

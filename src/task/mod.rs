@@ -12,3 +12,4 @@ pub mod lease_checkpoint;
 pub mod lease_expiry;
 pub mod mend;
 pub mod publish;
+pub mod scrub;

@@ -1,6 +1,7 @@
 //! Members whose data is damaged: they serve no keys until they have what the others have.
 
-use std::fs::read_to_string;
+use std::fs::{OpenOptions, read_dir, read_to_string};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use etcd_client::{
@@ -219,4 +220,72 @@ async fn a_member_that_must_not_be_mended_stays_out_of_service() {
     cluster.members[wrong].set("skeg-mend-divergence", "true");
     cluster.start_all();
     expect_mended(&cluster, wrong).await;
+}
+
+/// Flips a bit in the middle of the largest table file of a member that runs.
+fn flip(member: &Member) {
+    let files = read_dir(member.data().join("store")).unwrap().map(|entry| entry.unwrap().path());
+    let tables = files.filter(|path| path.extension().is_some_and(|extension| extension == "sst"));
+    let path = tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let middle = path.metadata().unwrap().len() / 2;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, middle).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
+}
+
+/// A member that reads what it has every few seconds, with some megabytes in a file of which a bit has been flipped.
+async fn with_a_flipped_bit(size: usize) -> (Cluster, usize) {
+    let mut cluster = Cluster::prepare(size);
+    for member in &mut cluster.members {
+        member.set("skeg-scrub-interval", "1s");
+    }
+    cluster.start_all();
+    let flipped = (cluster.leader().await + 1) % size;
+    let mut client = cluster.members[flipped].client().await;
+    let value: String = (0..900).map(|at| char::from(b'a' + u8::try_from(at * 7 % 26).unwrap())).collect();
+    for number in 0..300 {
+        client.put(format!("fill/{number}"), format!("{number}{value}"), None).await.unwrap();
+    }
+    client.put("key", "value", None).await.unwrap();
+    client.put("key", "another", None).await.unwrap();
+    // Settles the store: all is in one file.
+    client.defragment().await.unwrap();
+    flip(&cluster.members[flipped]);
+    (cluster, flipped)
+}
+
+#[tokio::test]
+async fn what_can_no_longer_be_read_is_found_and_mended() {
+    let (cluster, flipped) = with_a_flipped_bit(3).await;
+    expect_mended(&cluster, flipped).await;
+}
+
+#[tokio::test]
+async fn a_flipped_bit_does_not_keep_a_member_from_starting_and_being_mended() {
+    let (mut cluster, flipped) = with_a_flipped_bit(3).await;
+    cluster.members[flipped].kill();
+    cluster.start_all();
+    expect_mended(&cluster, flipped).await;
+}
+
+#[tokio::test]
+async fn a_lone_member_says_that_it_cannot_read_and_serves_what_it_can() {
+    let (mut cluster, lone) = with_a_flipped_bit(1).await;
+    until("the alarm", async || !alarms(&cluster, lone).await.is_empty()).await;
+    for _ in 0..2 {
+        let member = &cluster.members[lone];
+        let mut client = member.client().await;
+        let status = client.status().await.unwrap();
+        let said = "stored data of this member cannot be read back";
+        assert!(status.errors().iter().any(|error| error == said), "{:?}", status.errors());
+        assert_eq!(read(member).await.unwrap(), "another");
+        let refused = client.put("key", "v", None).await.unwrap_err().to_string();
+        assert!(refused.contains(REFUSED), "{refused}");
+        let everything = GetOptions::new().with_prefix();
+        client.get("fill/", Some(everything)).await.expect_err("some of it is damaged");
+        assert_eq!(replacements(member), 0);
+        cluster.members[lone].stop();
+        cluster.start_all();
+    }
 }
