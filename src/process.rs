@@ -107,7 +107,7 @@ pub fn notify_ready() {
 /// Runs the whole program: settings, log, `serve`, exit status.
 ///
 /// `serve` builds what it needs, a runtime included, and returns when all of it is closed.
-pub fn main_with<E: fmt::Display>(serve: impl FnOnce(Config) -> Result<Ending, E>) -> ExitCode {
+pub fn main_with(serve: impl FnOnce(Config) -> anyhow::Result<Ending>) -> ExitCode {
     let config = match config::load(std::env::args_os().skip(1), std::env::vars_os()) {
         Ok(Request::Run(config)) => *config,
         Ok(Request::Help(text)) => {
@@ -135,10 +135,21 @@ pub fn main_with<E: fmt::Display>(serve: impl FnOnce(Config) -> Result<Ending, E
         Ok(Ending::Stopped) => ExitCode::SUCCESS,
         Ok(Ending::Signalled(signal)) => die_of(signal),
         Err(error) => {
-            error!(target: FATAL, %error, "failed to serve");
+            error!(target: FATAL, error = with_causes(&error), "failed to serve");
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and what it comes from, without saying anything twice: many of ours name their cause themselves.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Ends the process by the signal it was told to stop with, so that its parent sees why; returns only where that is not

@@ -71,7 +71,7 @@ fn read_consensus(standing: &Standing, context: &Context) {
     let node = &context.node;
     let status = node.status();
     standing.has_leader.set(i64::from(status.leader != 0));
-    standing.is_leader.set(i64::from(node.is_leader()));
+    standing.is_leader.set(i64::from(status.leader == context.member_id.get()));
     standing.proposals_committed.set(signed(status.committed));
     standing.proposals_applied.set(signed(status.applied));
     standing.proposed_bytes.set(signed(node.proposed_bytes() as u64));

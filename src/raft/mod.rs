@@ -39,7 +39,7 @@ pub use network::{Membership, Opened, Served, ask_to_join, describe, dial};
 pub use node::{AppliedChanges, Beginning, Node, NodeCounts, NodeOptions, RaftStatus, StartError};
 pub use propose::ProposeError;
 pub use read_index::ReadError;
-pub use restore::{FirstPosition, begin_log, first_position};
+pub use restore::{FirstPosition, begin_log, first_position, has_begun};
 pub use trails::TrailComparison;
 
 #[cfg(test)]

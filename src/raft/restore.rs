@@ -1,4 +1,5 @@
-//! What a member has beside its state when the state is not the log's, but a snapshot's: a position and a vote.
+//! What a member has beside its state when the state is not the log's, but a snapshot's: a position and a vote; and
+//! whether a log has either.
 //!
 //! It begins as one that has just been sent another member's files: its log begins behind them.
 
@@ -54,4 +55,14 @@ pub fn begin_log(dir: &Path, member_id: u64) -> io::Result<()> {
     log.save_vote(vote, move |result| drop(done.send(result))).map_err(io::Error::other)?;
     saved.recv().map_err(io::Error::other)??;
     log.close()
+}
+
+/// True if the log in `dir` holds an entry or a vote: its member was given something, or has promised something.
+///
+/// # Errors
+/// The log's, as at a start.
+pub fn has_begun(dir: &Path) -> io::Result<bool> {
+    let (log, recovered) = Log::open(LogOptions::new(dir)).map_err(io::Error::other)?;
+    log.close()?;
+    Ok(recovered.next_index > 0 || recovered.vote.is_some())
 }

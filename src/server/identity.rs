@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::future::join_all;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::discovery::discover;
 use super::srv;
@@ -43,6 +43,54 @@ pub(super) async fn identify(config: &Config, data_dir: &DataDir) -> anyhow::Res
     };
     data_dir.claim(identity)?;
     Ok((identity, beginning))
+}
+
+/// How a member begins whose directory is claimed and holds nothing else: its first start was cut off.
+///
+/// If the settings do not say, it waits for the leader of its cluster.
+pub(super) async fn begin_again(config: &Config, identity: Identity) -> Beginning {
+    match as_at_first(config, identity).await {
+        Ok(beginning) => {
+            info!("the first start was cut off: it is made again");
+            beginning
+        }
+        Err(error) => {
+            warn!(%error, "the first start was cut off, and cannot be made again: waiting for the cluster's leader");
+            Beginning::Restarting
+        }
+    }
+}
+
+async fn as_at_first(config: &Config, identity: Identity) -> anyhow::Result<Beginning> {
+    if let Some(join) = &config.cluster.join {
+        return rejoin(raft::describe(texts(&join.members), DESCRIBE_WITHIN).await, identity);
+    }
+    let discovered = discovered(config).await?;
+    let config = discovered.as_ref().unwrap_or(config);
+    let first = config.bootstrap()?;
+    match config.cluster.initial_cluster_state {
+        InitialClusterState::New => {
+            let (by_settings, beginning) = found(config, &first).await?;
+            anyhow::ensure!(by_settings == identity, "the settings are those of another member");
+            Ok(beginning)
+        }
+        InitialClusterState::Existing => rejoin(describe(others(&first), DESCRIBE_WITHIN).await, identity),
+    }
+}
+
+/// Goes to the members that one of its cluster names.
+fn rejoin(
+    described: impl IntoIterator<Item = DescribeResponse>,
+    identity: Identity,
+) -> anyhow::Result<Beginning> {
+    let knows = |running: &DescribeResponse| {
+        running.cluster_id == identity.cluster_id
+            && running.members.iter().any(|member| member.id == identity.member_id)
+    };
+    let Some(running) = described.into_iter().find(knows) else {
+        anyhow::bail!("no member of its cluster answers");
+    };
+    Ok(Beginning::Joining(running.members.into_iter().map(|member| (member.id, member.peer_urls)).collect()))
 }
 
 /// The settings with the first members filled in by DNS or the discovery service, if there is one.

@@ -29,7 +29,7 @@ use crate::config::{Config, FeatureGate, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
 use crate::process::{self, Ending, Signals};
 use crate::proto::skegpb::MemberAttributes;
-use crate::raft::{Membership, Node, NodeOptions, Served};
+use crate::raft::{self, Beginning, Membership, Node, NodeOptions, Served};
 use crate::storage::data_dir::DataDir;
 use crate::storage::mvcc::{Store, StoreOptions};
 use crate::storage::snapshot::Generations;
@@ -193,6 +193,16 @@ impl Member {
                 config.member.data_dir.display()
             );
         }
+        let beginning = match beginning {
+            Beginning::Restarting
+                if !config.member.force_new_cluster
+                    && state.cluster.read().members().next().is_none()
+                    && !raft::has_begun(data_dir.log_dir()).context("look into the raft log")? =>
+            {
+                identity::begin_again(config, identity).await
+            }
+            beginning => beginning,
+        };
         let queued_bytes_max = config.member.memory.watch_ring_bytes;
         let hub = Arc::new(Hub::new(state.store(), HubOptions { queued_bytes_max }));
         let request_timeout = config.member.request_timeout(&config.cluster);

@@ -114,6 +114,12 @@ impl Drop for Member {
     }
 }
 
+/// The body of what a member at this address answers to a GET by HTTP.
+pub(crate) fn get(address: &str, path: &str) -> String {
+    let (_, port) = address.rsplit_once(':').expect("an address has a port");
+    ask(port.parse().expect("a port is a number"), path).expect("it speaks HTTP").body
+}
+
 /// Asks by HTTP/1.1; none if the other side does not speak it.
 pub(crate) fn ask(port: u16, path: &str) -> Option<Answer> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;

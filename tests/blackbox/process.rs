@@ -72,3 +72,34 @@ async fn a_second_process_on_the_same_data_is_refused() {
     assert!(refused.stderr.contains("is in use by another process"), "{}", refused.stderr);
     client.put("a", "2", None).await.expect("the first goes on");
 }
+
+/// What a first start leaves that is killed after it has claimed its directory and before its log holds anything.
+#[tokio::test]
+async fn a_first_start_that_was_cut_off_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut member = Member::new(directory.path());
+    member.start();
+    member.stop();
+    std::fs::remove_dir_all(member.data().join("log")).unwrap();
+    std::fs::remove_dir_all(member.data().join("store")).unwrap();
+    member.start();
+    member.client().await.put("a", "1", None).await.expect("it leads");
+    let log = member.stop();
+    assert!(log.contains("the first start was cut off: it is made again"), "{log}");
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_it_comes_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut member = Member::new(directory.path());
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", taken.local_addr().unwrap());
+    member.set("listen-metrics-urls", &url);
+    let refused = member.start_refused();
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains(&format!("listen on {url}: Address already in use")),
+        "{}",
+        refused.stderr
+    );
+}

@@ -62,9 +62,9 @@ const REMOVED: &str = "the member has been permanently removed from the cluster"
 pub(crate) const FORGOT: &str = "the member has forgotten entries that it acknowledged: its data directory is an old copy, or \
     was lost; remove the member and add it anew";
 
-/// What one of two members is told that go on from copies of one directory; it ends then.
+/// What a member is told that does not go on from its last known life; it ends then.
 const COPIED: &str = "the member has forgotten what it was: another process has run as this member since its data directory \
-    was copied; stop one of them, and if it is this one, remove its data directory";
+    was copied, or lost; if that one still runs, stop one of them, else remove the member and add it anew";
 
 /// Pause before a peer that could not be reached is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use super::faults::ALONE;
 use super::load::Load;
 use super::{Cluster, PATIENCE};
+use crate::http;
 use crate::member::Member;
 use crate::mount::Mount;
 
@@ -102,6 +103,8 @@ async fn a_follower_whose_disk_stalls_says_so_and_nobody_waits_for_it() {
     let old = stalled.client().await.get("key", Some(GetOptions::new().with_serializable())).await.unwrap();
     assert_eq!(old.kvs()[0].value(), b"before");
     assert_eq!(cluster.leader().await, leader);
+    let ready = http::get(&stalled.address(), "/readyz?verbose");
+    assert!(ready.contains("[-]log_sync"), "{ready}");
     drop(frozen);
     eventually("it waits no more", async || status_of(stalled).await.1.is_empty()).await;
     cluster.assert_equal().await;

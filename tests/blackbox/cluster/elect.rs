@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use skeg::clock::now;
 
 use super::{Cluster, ELECTION_TIMEOUT};
+use crate::http;
 use crate::member::send;
 
 /// Writes until it is acknowledged; gives how long that took.
@@ -84,6 +85,10 @@ async fn without_a_quorum_nothing_is_acknowledged_and_serializable_reads_go_on()
     assert_eq!(read.kvs()[0].value_str().unwrap(), "v");
     let status = client.maintenance_client().status().await.unwrap();
     assert_eq!(status.leader(), 0, "a leader without a quorum is none");
+    let metrics = http::get(&cluster.members[leader].address(), "/metrics");
+    for none in ["etcd_server_has_leader 0", "etcd_server_is_leader 0"] {
+        assert!(metrics.lines().any(|line| line == none), "no {none:?} in {metrics}");
+    }
     cluster.start_all();
     put_until_done(&mut client, "again").await;
     cluster.assert_equal().await;
