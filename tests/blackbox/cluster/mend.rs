@@ -110,25 +110,14 @@ async fn a_follower_is_mended() {
     cluster.assert_equal().await;
 }
 
-#[tokio::test]
-async fn a_leader_makes_way_and_is_mended() {
-    let mut cluster = Cluster::found(3);
-    let wrong = with_unapplied(&mut cluster, 1).await[0];
-    misapply(&cluster.members[wrong], "something else");
-    for at in 0..3 {
-        if cluster.members[at].runs() {
-            cluster.members[at].kill();
-        }
-        if at != wrong {
-            cluster.members[at].set("election-timeout", "4000");
-        }
-        let log = cluster.members[at].log_file();
-        cluster.members[at].set("log-outputs", &format!("stderr,{}", log.display()));
-    }
-    cluster.start_all();
-    expect_mended(&cluster, wrong).await;
-    let log = read_to_string(cluster.members[wrong].log_file()).unwrap();
-    assert!(log.contains("handing leadership over, for the data here is damaged"));
+/// Waits until a member whose stored bytes were changed has been mended.
+async fn expect_value(cluster: &Cluster, at: usize) {
+    let member = &cluster.members[at];
+    until("another store", async || replacements(member) > 0).await;
+    until("the end of the alarm", async || alarms(cluster, at).await.is_empty()).await;
+    until("service", async || read(member).await.is_ok()).await;
+    assert_eq!(read(member).await.unwrap(), "value");
+    cluster.assert_equal().await;
 }
 
 /// As bytes would that were changed on the disk together with their checksum.
@@ -136,12 +125,29 @@ async fn a_leader_makes_way_and_is_mended() {
 async fn a_member_that_a_check_names_is_mended() {
     let (mut cluster, corrupted) = with_a_corrupt_follower(&[("corrupt-check-time", "500ms")]).await;
     cluster.start_all();
-    let member = &cluster.members[corrupted];
-    until("another store", async || replacements(member) > 0).await;
-    until("the end of the alarm", async || alarms(&cluster, corrupted).await.is_empty()).await;
-    until("service", async || read(member).await.is_ok()).await;
-    assert_eq!(read(member).await.unwrap(), "value");
-    cluster.assert_equal().await;
+    expect_value(&cluster, corrupted).await;
+}
+
+#[tokio::test]
+async fn a_leader_makes_way_and_is_mended() {
+    // Time to make it lead before a check names it.
+    let (mut cluster, corrupted) = with_a_corrupt_follower(&[("corrupt-check-time", "10s")]).await;
+    for member in &mut cluster.members {
+        if member.runs() {
+            member.stop();
+        }
+        let log = member.log_file();
+        member.set("log-outputs", &format!("stderr,{}", log.display()));
+    }
+    cluster.start_all();
+    let leader = cluster.leader().await;
+    if leader != corrupted {
+        let id = id_of(&cluster.members[corrupted]).await;
+        cluster.members[leader].client().await.move_leader(id).await.unwrap();
+    }
+    expect_value(&cluster, corrupted).await;
+    let log = read_to_string(cluster.members[corrupted].log_file()).unwrap();
+    assert!(log.contains("handing leadership over, for the data here is damaged"));
 }
 
 /// Everything that a member answers from its keys, refused.
