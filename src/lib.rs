@@ -14,6 +14,7 @@ pub use skeg_proto as proto;
 
 pub mod api;
 pub mod apply;
+pub mod auth;
 pub mod blocking;
 pub mod clock;
 pub mod cluster;

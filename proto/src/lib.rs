@@ -13,6 +13,7 @@
 //! Left out: the HTTP annotations and field versions of etcd's files, and its internal Raft messages.
 
 mod generated;
+mod secret;
 pub mod wire;
 
 pub use generated::{authpb, client, etcdserverpb, health, mvccpb, server, skegpb, v3electionpb, v3lockpb};

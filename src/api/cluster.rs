@@ -9,6 +9,7 @@ use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 use super::Context;
+use super::caller::Caller;
 use super::error::Error;
 use super::kv::unexpected;
 use crate::apply::Reply;
@@ -39,6 +40,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberAddRequest>,
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
+        let caller = Caller::of(&request);
         let request = request.into_inner();
         if request.peer_urls.is_empty() || request.peer_urls.iter().any(|url| Url::parse(url).is_err()) {
             return Err(Error::MemberBadUrls.into());
@@ -54,7 +56,7 @@ impl Cluster for ClusterService {
         let is_learner = request.is_learner;
         let max_learners = context.limits.max_learners;
         let added = skegpb::MemberAdd { id, peer_urls: peer_urls.clone(), is_learner, max_learners };
-        let members = self.change(Kind::MemberAdd(added)).await?;
+        let members = self.change(&caller, Kind::MemberAdd(added)).await?;
         let member = pb::Member { id, peer_urls, is_learner, ..pb::Member::default() };
         let header = Some(context.header_at(0));
         Ok(Response::new(pb::MemberAddResponse { header, member: Some(member), members }))
@@ -64,11 +66,12 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberRemoveRequest>,
     ) -> Result<Response<pb::MemberRemoveResponse>, Status> {
+        let caller = Caller::of(&request);
         let id = request.into_inner().id;
         if self.0.limits.strict_reconfig_check {
             self.0.check_removal(id)?;
         }
-        let members = self.change(Kind::MemberRemove(skegpb::MemberRemove { id })).await?;
+        let members = self.change(&caller, Kind::MemberRemove(skegpb::MemberRemove { id })).await?;
         Ok(Response::new(pb::MemberRemoveResponse { header: Some(self.0.header_at(0)), members }))
     }
 
@@ -76,8 +79,10 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberUpdateRequest>,
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
+        let caller = Caller::of(&request);
         let pb::MemberUpdateRequest { id, peer_urls } = request.into_inner();
-        let members = self.change(Kind::MemberUpdate(skegpb::MemberUpdate { id, peer_urls })).await?;
+        let members =
+            self.change(&caller, Kind::MemberUpdate(skegpb::MemberUpdate { id, peer_urls })).await?;
         Ok(Response::new(pb::MemberUpdateResponse { header: Some(self.0.header_at(0)), members }))
     }
 
@@ -85,10 +90,11 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberPromoteRequest>,
     ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
+        let caller = Caller::of(&request);
         let id = request.into_inner().id;
         let counters = &self.0.metrics.server;
         let promoted = match self.0.check_promotion(id).await {
-            Ok(()) => self.change(Kind::MemberPromote(skegpb::MemberPromote { id })).await,
+            Ok(()) => self.change(&caller, Kind::MemberPromote(skegpb::MemberPromote { id })).await,
             Err(refusal) => Err(refusal.into()),
         };
         let members = promoted.inspect_err(|status| {
@@ -112,8 +118,8 @@ impl Cluster for ClusterService {
 
 impl ClusterService {
     /// Proposes a change and waits until it is in force; gives all members.
-    async fn change(&self, change: Kind) -> Result<Vec<pb::Member>, Status> {
-        match self.0.apply(change).await? {
+    async fn change(&self, caller: &Caller, change: Kind) -> Result<Vec<pb::Member>, Status> {
+        match self.0.apply_for(caller, change).await? {
             Reply::Members(members) => {
                 self.await_settled().await;
                 Ok(members.into_iter().map(member_to_client).collect())

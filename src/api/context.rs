@@ -7,8 +7,12 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tonic::Status;
 
+use super::Passwords;
+use super::caller::Caller;
 use super::error::Error;
 use crate::apply::{self, Outcome, Reply, State, guard};
+use crate::auth::Identity;
+use crate::auth::token::Tokens;
 use crate::clock;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::proto::etcdserverpb::{AlarmType, alarm_request::AlarmAction};
@@ -60,6 +64,10 @@ pub struct Context {
     pub limits: Limits,
     /// Counters to add to.
     pub metrics: Arc<Metrics>,
+    /// Who is known by what.
+    pub tokens: Arc<Tokens>,
+    /// Hashes passwords.
+    pub passwords: Passwords,
     /// Room on the disk.
     pub space: Arc<Space>,
     /// The latest compaction whose second half is done, told by its task.
@@ -67,11 +75,21 @@ pub struct Context {
 }
 
 impl Context {
-    /// Proposes a command and gives its reply.
+    /// Proposes a command of the member's own and gives its reply.
     pub(super) async fn apply(&self, command: Kind) -> Result<Reply, Status> {
+        self.apply_as(None, command).await
+    }
+
+    /// Proposes a client's command and gives its reply.
+    pub(super) async fn apply_for(&self, caller: &Caller, command: Kind) -> Result<Reply, Status> {
+        let who = self.identify_for(caller, &command).await?;
+        self.apply_as(who, command).await
+    }
+
+    async fn apply_as(&self, who: Option<Identity>, command: Kind) -> Result<Reply, Status> {
         let started = clock::now();
         let operation = apply::operation(&command);
-        let proposed = self.node.propose(command).await;
+        let proposed = self.node.propose_for(command, who).await;
         let took = clock::now().duration_since(started);
         let success = matches!(proposed, Ok(Ok(_)));
         self.metrics.server.request_duration.observe(operation, success, took);

@@ -61,11 +61,6 @@ impl Call {
         response.map(|inner| ResponseBody { inner, call: Some((self, Frames::default())) })
     }
 
-    /// A refusal.
-    pub(super) fn refuse(self, status: Status) -> http::Response<ResponseBody> {
-        self.response(status.into_http())
-    }
-
     fn end(&mut self, code: usize) {
         if !std::mem::replace(&mut self.ended, true) {
             self.counters.ended(code, self.age());
@@ -264,7 +259,7 @@ mod tests {
     fn a_refusal_and_a_client_that_went_away_are_counted_once() {
         let metrics = Metrics::new(false);
         let counters = counters(&metrics);
-        drop(Call::start(Arc::clone(&counters)).refuse(Status::unavailable("no")));
+        drop(Call::start(Arc::clone(&counters)).response(Status::unavailable("no").into_http()));
         assert_eq!(
             (handled(&metrics, "Unavailable"), handled(&metrics, "Canceled")),
             ("1".into(), "0".into())

@@ -23,6 +23,10 @@ const NO_LEADER_FIELD: &str = "\"leader\" field must be provided";
 pub(super) struct ElectionService(pub(super) Recipe);
 
 impl ElectionService {
+    fn for_caller<T>(&self, request: &Request<T>) -> ElectionService {
+        ElectionService(self.0.for_caller(request))
+    }
+
     /// Waits until the caller leads; one that goes away meanwhile leaves the queue.
     async fn win(&self, request: pb::CampaignRequest) -> Result<pb::CampaignResponse, Status> {
         let recipe = &self.0;
@@ -56,7 +60,7 @@ impl ElectionService {
             success: vec![op(Op::RequestPut(put))],
             failure: Vec::new(),
         };
-        let response = self.0.kv.txn(txn).await?;
+        let response = self.0.kv.txn(txn, &self.0.caller).await?;
         if response.succeeded { Ok(response.header) } else { Err(Status::unknown(NOT_LEADER)) }
     }
 
@@ -69,7 +73,7 @@ impl ElectionService {
             };
             let (key, from) = (kv.key.clone(), header.revision + 1);
             send(listener, header, kv).await?;
-            let mut watch = self.0.watch(KeyRange::single(key), from);
+            let mut watch = self.0.watch(KeyRange::single(key), from).await?;
             'leads: loop {
                 let (header, events) = watch.next().await?;
                 for event in events {
@@ -85,7 +89,7 @@ impl ElectionService {
     /// The first key that is put under a name from a revision on.
     async fn next_put(&self, name: &[u8], from: i64) -> Result<(etcd::ResponseHeader, KeyValue), Status> {
         let prefix = prefix(name);
-        let mut watch = self.0.watch(KeyRange::from_request(&prefix, &prefix_end(&prefix)), from);
+        let mut watch = self.0.watch(KeyRange::from_request(&prefix, &prefix_end(&prefix)), from).await?;
         loop {
             let (mut header, events) = watch.next().await?;
             if let Some(kv) = events.into_iter().find(|event| !is_delete(event)).and_then(|event| event.kv) {
@@ -115,18 +119,20 @@ impl Election for ElectionService {
         &self,
         request: Request<pb::CampaignRequest>,
     ) -> Result<Response<pb::CampaignResponse>, Status> {
-        self.win(request.into_inner()).await.map(Response::new).map_err(from_client)
+        let service = self.for_caller(&request);
+        service.win(request.into_inner()).await.map(Response::new).map_err(from_client)
     }
 
     async fn proclaim(
         &self,
         request: Request<pb::ProclaimRequest>,
     ) -> Result<Response<pb::ProclaimResponse>, Status> {
+        let service = self.for_caller(&request);
         let pb::ProclaimRequest { leader, value } = request.into_inner();
         let leader = leader.ok_or_else(|| Status::unknown(NO_LEADER_FIELD))?;
-        let lease = self.0.lease(leader.lease).await.map_err(from_client)?;
-        let show = self.show(&leader.key, leader.rev, lease, value);
-        let header = self.0.with_lease(lease, show).await.map_err(from_client)?;
+        let lease = service.0.lease(leader.lease).await.map_err(from_client)?;
+        let show = service.show(&leader.key, leader.rev, lease, value);
+        let header = service.0.with_lease(lease, show).await.map_err(from_client)?;
         Ok(Response::new(pb::ProclaimResponse { header }))
     }
 
@@ -134,7 +140,8 @@ impl Election for ElectionService {
         &self,
         request: Request<pb::LeaderRequest>,
     ) -> Result<Response<pb::LeaderResponse>, Status> {
-        let (header, kv) = self.0.first(&request.into_inner().name).await.map_err(from_client)?;
+        let service = self.for_caller(&request);
+        let (header, kv) = service.0.first(&request.into_inner().name).await.map_err(from_client)?;
         let kv = kv.ok_or_else(|| Status::unknown(NO_LEADER))?;
         Ok(Response::new(pb::LeaderResponse { header: Some(header), kv: Some(kv) }))
     }
@@ -144,7 +151,7 @@ impl Election for ElectionService {
         request: Request<pb::LeaderRequest>,
     ) -> Result<Response<Self::ObserveStream>, Status> {
         let (listener, told) = mpsc::channel(1);
-        let (service, name) = (self.clone(), request.into_inner().name);
+        let (service, name) = (self.for_caller(&request), request.into_inner().name);
         tokio::spawn(async move {
             tokio::select! {
                 () = listener.closed() => {}
@@ -159,10 +166,11 @@ impl Election for ElectionService {
         &self,
         request: Request<pb::ResignRequest>,
     ) -> Result<Response<pb::ResignResponse>, Status> {
+        let service = self.for_caller(&request);
         let leader = request.into_inner().leader.ok_or_else(|| Status::unknown(NO_LEADER_FIELD))?;
-        let lease = self.0.lease(leader.lease).await.map_err(from_client)?;
-        let leave = self.0.leave(&leader.key, leader.rev);
-        let left = self.0.with_lease(lease, leave).await.map_err(from_client)?;
+        let lease = service.0.lease(leader.lease).await.map_err(from_client)?;
+        let leave = service.0.leave(&leader.key, leader.rev);
+        let left = service.0.with_lease(lease, leave).await.map_err(from_client)?;
         Ok(Response::new(pb::ResignResponse { header: left.header }))
     }
 }

@@ -5,6 +5,7 @@
 use tonic::{Code, Status};
 
 use crate::apply::Refusal;
+use crate::auth::AuthError;
 use crate::raft::{AskError, ProposeError, ReadError, TransferError};
 use crate::storage::StorageError;
 use crate::storage::mvcc::MvccError;
@@ -91,6 +92,10 @@ pub enum Error {
     Unhealthy,
     /// What a learner does not serve.
     NotSupportedForLearner,
+    /// A password over the limit.
+    PasswordTooLong,
+    /// Who asks is not known, or may not, or users and roles do not allow the change.
+    Auth(AuthError),
     /// The storage failed; the member is about to stop.
     Storage(String),
 }
@@ -162,8 +167,51 @@ impl Error {
             Error::NotSupportedForLearner => {
                 (Code::FailedPrecondition, "etcdserver: rpc not supported for learner")
             }
+            // The words of Go's bcrypt.
+            Error::PasswordTooLong => (Code::Unknown, "bcrypt: password length exceeds 72 bytes"),
+            Error::Auth(error) => auth_parts(*error),
             Error::Storage(text) => (Code::Internal, text),
         }
+    }
+}
+
+fn auth_parts(error: AuthError) -> (Code, &'static str) {
+    match error {
+        AuthError::RootUserNotExist => (Code::FailedPrecondition, "etcdserver: root user does not exist"),
+        AuthError::RootRoleNotExist => {
+            (Code::FailedPrecondition, "etcdserver: root user does not have root role")
+        }
+        AuthError::UserAlreadyExist => (Code::FailedPrecondition, "etcdserver: user name already exists"),
+        AuthError::UserEmpty => (Code::InvalidArgument, "etcdserver: user name is empty"),
+        AuthError::UserNotFound => (Code::FailedPrecondition, "etcdserver: user name not found"),
+        AuthError::RoleAlreadyExist => (Code::FailedPrecondition, "etcdserver: role name already exists"),
+        AuthError::RoleNotFound => (Code::FailedPrecondition, "etcdserver: role name not found"),
+        AuthError::RoleEmpty => (Code::InvalidArgument, "etcdserver: role name is empty"),
+        AuthError::AuthFailed => {
+            (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password")
+        }
+        // Not in etcd's table of errors, so its server maps it to Unknown and keeps its own words.
+        AuthError::NoPasswordUser => {
+            (Code::Unknown, "auth: authentication failed, password was given for no password user")
+        }
+        AuthError::PermissionNotGiven => (Code::InvalidArgument, "etcdserver: permission not given"),
+        AuthError::PermissionDenied => (Code::PermissionDenied, "etcdserver: permission denied"),
+        AuthError::RoleNotGranted => {
+            (Code::FailedPrecondition, "etcdserver: role is not granted to the user")
+        }
+        AuthError::PermissionNotGranted => {
+            (Code::FailedPrecondition, "etcdserver: permission is not granted to the role")
+        }
+        AuthError::AuthNotEnabled => (Code::FailedPrecondition, "etcdserver: authentication is not enabled"),
+        AuthError::InvalidAuthToken => (Code::Unauthenticated, "etcdserver: invalid auth token"),
+        AuthError::InvalidAuthMgmt => (Code::InvalidArgument, "etcdserver: invalid auth management"),
+        AuthError::AuthOldRevision => (Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+    }
+}
+
+impl From<AuthError> for Error {
+    fn from(error: AuthError) -> Error {
+        Error::Auth(error)
     }
 }
 
@@ -207,6 +255,7 @@ impl From<Refusal> for Error {
             Refusal::PeerUrlExists => Error::PeerUrlExists,
             Refusal::TooManyLearners => Error::TooManyLearners,
             Refusal::MemberNotLearner => Error::MemberNotLearner,
+            Refusal::Auth(error) => Error::Auth(error),
         }
     }
 }

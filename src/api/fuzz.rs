@@ -111,13 +111,13 @@ impl Checker {
             if checked.is_err() {
                 continue;
             }
-            let proposed = Command { kind: Some(command.clone()), request_id: 0 }.encode_to_vec();
-            let (read, _) =
+            let proposed = Command { kind: Some(command.clone()), ..Command::default() }.encode_to_vec();
+            let (read, ..) =
                 apply::decode(proposed.into()).expect("what is proposed can be read from the log");
             assert_eq!(read, command);
             self.index += 1;
             let position = LogId { term: 1, node_id: 0, index: self.index };
-            let outcome = run.apply(read, position).expect("the store works");
+            let outcome = run.apply(read, None, position).expect("the store works");
             assert_eq!(outcome, self.model.apply(&command), "{command:?}");
         }
         let effects = run.commit().expect("the store works");

@@ -10,12 +10,14 @@ use tonic::body::Body;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
+use super::caller::Caller;
 use super::error::Error;
 use super::large_range::Rest;
 use super::range_encoder::{INLINE_BYTES, INLINE_KEYS, Progress, RangeEncoder};
 use super::unary::{self, Pieces};
 use super::{Context, validate};
-use crate::apply::{self, Reply, range};
+use crate::apply::{self, Reply, guard, range};
+use crate::auth::Identity;
 use crate::blocking;
 use crate::clock;
 use crate::proto::etcdserverpb as pb;
@@ -42,6 +44,7 @@ impl Kv for KvService {
         &self,
         request: Request<pb::RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        let caller = Caller::of(&request);
         let request = request.into_inner();
         validate::range(&request)?;
         if !range::is_default_order(&request) {
@@ -54,45 +57,53 @@ impl Kv for KvService {
         if !request.serializable {
             context.node.read_barrier().await.map_err(Error::from)?;
         }
-        Ok(Response::new(stream_range(&context, request)?))
+        let who = context.judge_read(&caller, &request.key, &request.range_end).await?;
+        Ok(Response::new(stream_range(&context, request, who)?))
     }
 }
 
 impl KvService {
     /// Answers a range; a large answer is sent while it is read.
-    pub(super) async fn range(&self, request: pb::RangeRequest) -> http::Response<Body> {
-        match self.checked_range(request).await {
+    pub(super) async fn range(&self, request: pb::RangeRequest, caller: &Caller) -> http::Response<Body> {
+        match self.checked_range(request, caller).await {
             Ok(Ranged::Whole(encoded)) => unary::respond(Ok(encoded)),
             Ok(Ranged::InPieces(pieces)) => unary::respond_in_pieces(pieces),
             Err(status) => status.into_http(),
         }
     }
 
-    async fn checked_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
+    async fn checked_range(&self, request: pb::RangeRequest, caller: &Caller) -> Result<Ranged, Status> {
         if !request.serializable && self.0.state.cluster.read().is_learner(self.0.member_id.get()) {
             return Err(Error::NotSupportedForLearner.into());
         }
         validate::range(&request)?;
         let started = clock::now();
-        let served = self.readable_range(request).await;
+        let served = self.readable_range(request, caller).await;
         self.0.note_read(Operation::Range, started, served.is_ok());
         served
     }
 
-    async fn readable_range(&self, request: pb::RangeRequest) -> Result<Ranged, Status> {
+    async fn readable_range(&self, request: pb::RangeRequest, caller: &Caller) -> Result<Ranged, Status> {
         if !request.serializable {
             self.0.node.read_barrier().await.map_err(Error::from)?;
         }
-        self.0.range(request).await
+        let who = self.0.judge_read(caller, &request.key, &request.range_end).await?;
+        let ranged = self.0.range(request).await?;
+        self.0.check_unchanged(who.as_ref())?;
+        Ok(ranged)
     }
 
-    pub(super) async fn put(&self, request: pb::PutRequest) -> Result<pb::PutResponse, Status> {
+    pub(super) async fn put(
+        &self,
+        request: pb::PutRequest,
+        caller: &Caller,
+    ) -> Result<pb::PutResponse, Status> {
         let command = Kind::Put(request);
         self.0.check_quota(&command).await?;
         if let Kind::Put(request) = &command {
             validate::put(request)?;
         }
-        match self.0.apply(command).await? {
+        match self.0.apply_for(caller, command).await? {
             Reply::Put(mut response) => {
                 self.0.stamp(&mut response.header);
                 Ok(response)
@@ -104,9 +115,10 @@ impl KvService {
     pub(super) async fn delete_range(
         &self,
         request: pb::DeleteRangeRequest,
+        caller: &Caller,
     ) -> Result<pb::DeleteRangeResponse, Status> {
         validate::delete_range(&request)?;
-        match self.0.apply(Kind::DeleteRange(request)).await? {
+        match self.0.apply_for(caller, Kind::DeleteRange(request)).await? {
             Reply::DeleteRange(mut response) => {
                 self.0.stamp(&mut response.header);
                 Ok(response)
@@ -115,19 +127,23 @@ impl KvService {
         }
     }
 
-    pub(super) async fn txn(&self, request: pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+    pub(super) async fn txn(
+        &self,
+        request: pb::TxnRequest,
+        caller: &Caller,
+    ) -> Result<pb::TxnResponse, Status> {
         let command = Kind::Txn(request);
         self.0.check_quota(&command).await?;
         if let Kind::Txn(request) = &command {
             validate::txn(request, self.0.limits.max_txn_ops)?;
             if apply::is_read_only(request) {
                 let started = clock::now();
-                let served = self.0.read_txn(request).await;
+                let served = self.0.read_txn(request, caller).await;
                 self.0.note_read(Operation::ReadonlyTxn, started, served.is_ok());
                 return served;
             }
         }
-        match self.0.apply(command).await? {
+        match self.0.apply_for(caller, command).await? {
             Reply::Txn(mut response) => {
                 self.0.stamp(&mut response.header);
                 Ok(response)
@@ -139,9 +155,10 @@ impl KvService {
     pub(super) async fn compact(
         &self,
         request: pb::CompactionRequest,
+        caller: &Caller,
     ) -> Result<pb::CompactionResponse, Status> {
         let physical = request.physical;
-        let applied = self.0.apply(Kind::Compaction(request)).await;
+        let applied = self.0.apply_for(caller, Kind::Compaction(request)).await;
         if physical {
             // Also when it is refused: an earlier one of the same revision may still be under way.
             self.0.compactions_finished().await?;
@@ -258,9 +275,21 @@ impl Context {
     }
 
     /// Serves a transaction that only reads. It is serializable if all its ranges are, also if there are none.
-    async fn read_txn(self: &Arc<Self>, request: &pb::TxnRequest) -> Result<pb::TxnResponse, Status> {
+    async fn read_txn(
+        self: &Arc<Self>,
+        request: &pb::TxnRequest,
+        caller: &Caller,
+    ) -> Result<pb::TxnResponse, Status> {
         if !apply::is_serializable(request) {
             self.node.read_barrier().await.map_err(Error::from)?;
+        }
+        let who = self.identify(caller).await?;
+        if who.is_some() || self.state.auth.read().is_enabled() {
+            self.state
+                .auth
+                .read()
+                .authorise(who.as_ref(), &guard::txn_demand(request))
+                .map_err(Error::from)?;
         }
         let (context, request) = (Arc::clone(self), request.clone());
         let work = move || -> Result<pb::TxnResponse, Error> {
@@ -277,7 +306,9 @@ impl Context {
                 return Ok(response);
             }
         };
-        Ok(on_thread(work).await?)
+        let answer = on_thread(work).await?;
+        self.check_unchanged(who.as_ref())?;
+        Ok(answer)
     }
 
     /// Waits until the second half of every compaction so far is done.
@@ -308,6 +339,8 @@ pub(super) async fn on_thread<T: Send + 'static>(
 
 /// A range stream between two messages.
 struct Streaming {
+    context: Arc<Context>,
+    who: Option<Identity>,
     store: Arc<Store>,
     max_request_bytes: usize,
     request: pb::RangeRequest,
@@ -320,8 +353,9 @@ struct Streaming {
 }
 
 fn stream_range(
-    context: &Context,
+    context: &Arc<Context>,
     request: pb::RangeRequest,
+    who: Option<Identity>,
 ) -> Result<BoxStream<'static, Result<Encoded, Status>>, Error> {
     let store = context.state.store();
     let revision = store.resolve(request.revision)?;
@@ -330,6 +364,8 @@ fn stream_range(
     let encoder = RangeEncoder::new(&request);
     store.activity().add(Tally { ranges: 1, ..Tally::default() });
     let streaming = Streaming {
+        context: Arc::clone(context),
+        who,
         store,
         max_request_bytes: context.limits.max_request_bytes,
         request,
@@ -344,12 +380,16 @@ fn stream_range(
         if streaming.done {
             return Ok(None);
         }
+        let (context, who) = (Arc::clone(&streaming.context), streaming.who.clone());
         let next = if streaming.keys <= INLINE_KEYS {
             streaming.next_message()
         } else {
             on_thread(move || streaming.next_message()).await
         };
-        Ok(Some(next?))
+        let next = next?;
+        // What was read before a change of users and roles is not shown after it.
+        context.check_unchanged(who.as_ref())?;
+        Ok(Some(next))
     })
     .boxed())
 }

@@ -8,15 +8,18 @@ use futures::stream::{self, BoxStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Context;
+use super::caller::Caller;
 use super::error::Error;
 use super::grpc_go::unreadable;
 use super::kv::{on_thread, unexpected};
 use crate::apply::Reply;
+use crate::auth::{Access, Demand, Identity, Right};
 use crate::clock;
 use crate::lease::attached_keys;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::server::lease_server::Lease;
 use crate::proto::skegpb::command::Kind;
+use crate::storage::mvcc::KeyRange;
 
 /// Time to live in answers about a lease that does not exist.
 const NO_SUCH_LEASE_TTL: i64 = -1;
@@ -43,13 +46,14 @@ impl Lease for LeaseService {
         &self,
         request: Request<pb::LeaseGrantRequest>,
     ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
+        let caller = Caller::of(&request);
         let mut request = request.into_inner();
         self.context.check_quota(&Kind::LeaseGrant(request)).await?;
         request.ttl = request.ttl.max(self.context.limits.min_lease_ttl);
         if request.id == 0 {
             request.id = self.ids.next();
         }
-        match self.context.apply(Kind::LeaseGrant(request)).await? {
+        match self.context.apply_for(&caller, Kind::LeaseGrant(request)).await? {
             Reply::LeaseGrant(mut response) => {
                 self.context.stamp(&mut response.header);
                 Ok(Response::new(response))
@@ -62,7 +66,8 @@ impl Lease for LeaseService {
         &self,
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
-        match self.context.apply(Kind::LeaseRevoke(request.into_inner())).await? {
+        let caller = Caller::of(&request);
+        match self.context.apply_for(&caller, Kind::LeaseRevoke(request.into_inner())).await? {
             Reply::LeaseRevoke(mut response) => {
                 self.context.stamp(&mut response.header);
                 Ok(Response::new(response))
@@ -75,15 +80,17 @@ impl Lease for LeaseService {
         &self,
         request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
-        let state = (Arc::clone(&self.context), request.into_inner());
-        let answers = stream::try_unfold(state, |(context, mut requests)| async move {
+        let caller = Caller::of(&request);
+        let state = (Arc::clone(&self.context), caller, request.into_inner());
+        let answers = stream::try_unfold(state, |(context, caller, mut requests)| async move {
             match requests.message().await.map_err(unreadable)? {
                 None => Ok(None),
                 Some(request) => {
                     let header = Some(context.header());
+                    context.judge_attached(&caller, vec![request.id], Right::Write).await?;
                     let ttl = context.node.renew_lease(request.id).await.map_err(Error::from)?;
                     let response = pb::LeaseKeepAliveResponse { header, id: request.id, ttl };
-                    Ok(Some((response, (context, requests))))
+                    Ok(Some((response, (context, caller, requests))))
                 }
             }
         });
@@ -94,8 +101,14 @@ impl Lease for LeaseService {
         &self,
         request: Request<pb::LeaseTimeToLiveRequest>,
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
+        let caller = Caller::of(&request);
         let request = request.into_inner();
         let context = &self.context;
+        let who = if request.keys {
+            context.judge_attached(&caller, vec![request.id], Right::Read).await?
+        } else {
+            None
+        };
         let remaining = context.node.lease_remaining(request.id).await.map_err(Error::from)?;
         if remaining.is_some() && !context.state.leases.read().contains(request.id) {
             context.node.read_barrier().await.map_err(Error::from)?;
@@ -111,17 +124,47 @@ impl Lease for LeaseService {
                 response.keys = on_thread(move || Ok(attached_keys(store.engine(), request.id)?)).await?;
             }
         }
+        context.check_unchanged(who.as_ref())?;
         response.header = Some(context.header());
         Ok(Response::new(response))
     }
 
     async fn lease_leases(
         &self,
-        _: Request<pb::LeaseLeasesRequest>,
+        request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
         let ids: Vec<i64> = self.context.node.deadlines().lock().ids_by_expiry().collect();
+        self.context.judge_attached(&Caller::of(&request), ids.clone(), Right::Read).await?;
         let leases = ids.into_iter().map(|id| pb::LeaseStatus { id }).collect();
         Ok(Response::new(pb::LeaseLeasesResponse { header: Some(self.context.header()), leases }))
+    }
+}
+
+impl Context {
+    /// Decides whether a caller may do something with all keys attached to leases. A lease that does not exist has none.
+    pub(super) async fn judge_attached(
+        &self,
+        caller: &Caller,
+        ids: Vec<i64>,
+        right: Right,
+    ) -> Result<Option<Identity>, Error> {
+        let who = self.identify(caller).await?;
+        let mut accesses = Vec::new();
+        if self.state.auth.read().asks_for_attached_keys(who.as_ref()) {
+            let store = self.state.store();
+            let read = move || -> Result<Vec<Access>, Error> {
+                let mut accesses = Vec::new();
+                for id in ids {
+                    let keys = attached_keys(store.engine(), id)?;
+                    accesses
+                        .extend(keys.into_iter().map(|key| Access { right, range: KeyRange::single(key) }));
+                }
+                Ok(accesses)
+            };
+            accesses = on_thread(read).await?;
+        }
+        self.state.auth.read().authorise(who.as_ref(), &Demand::AttachedKeys(accesses))?;
+        Ok(who)
     }
 }
 

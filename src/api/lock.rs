@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use tonic::{Request, Response, Status};
 
+use super::caller::Caller;
 use super::recipe::{Recipe, from_client, one};
 use crate::proto::etcdserverpb::DeleteRangeRequest;
 use crate::proto::server::lock_server::Lock;
@@ -40,15 +41,17 @@ impl LockService {
 #[tonic::async_trait]
 impl Lock for LockService {
     async fn lock(&self, request: Request<pb::LockRequest>) -> Result<Response<pb::LockResponse>, Status> {
-        self.acquire(request.into_inner()).await.map(Response::new).map_err(from_client)
+        let service = LockService(self.0.for_caller(&request));
+        service.acquire(request.into_inner()).await.map(Response::new).map_err(from_client)
     }
 
     async fn unlock(
         &self,
         request: Request<pb::UnlockRequest>,
     ) -> Result<Response<pb::UnlockResponse>, Status> {
+        let caller = Caller::of(&request);
         let delete = DeleteRangeRequest { key: request.into_inner().key, ..Default::default() };
-        let deleted = self.0.kv.delete_range(delete).await.map_err(from_client)?;
+        let deleted = self.0.kv.delete_range(delete, &caller).await.map_err(from_client)?;
         Ok(Response::new(pb::UnlockResponse { header: deleted.header }))
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::caller::Caller;
 use super::error::Error;
 use super::kv::{on_thread, unexpected};
 use super::{Context, later, snapshot};
-use crate::apply::Reply;
+use crate::apply::{Reply, guard};
 use crate::clock;
 use crate::process;
 use crate::proto::etcdserverpb as pb;
@@ -29,7 +30,10 @@ impl Maintenance for MaintenanceService {
     type SnapshotStream = BoxStream<'static, Result<pb::SnapshotResponse, Status>>;
 
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
-        match self.0.apply(Kind::Alarm(request.into_inner())).await? {
+        let caller = Caller::of(&request);
+        let command = Kind::Alarm(request.into_inner());
+        self.0.judge(&caller, &guard::demand(&command, true)).await?;
+        match self.0.apply_for(&caller, command).await? {
             Reply::Alarm(mut response) => {
                 self.0.stamp(&mut response.header);
                 Ok(Response::new(response))

@@ -4,125 +4,127 @@ use std::sync::{Arc, OnceLock};
 
 use tonic::Status;
 
-use super::later;
 use crate::telemetry::metrics::MethodKind::{self, BidiStream, ServerStream, Unary};
 use crate::telemetry::metrics::{Grpc, MethodCounters};
+use Rule::{ByRequest, Known, Open, Root};
 
 /// One service of the API.
 struct Service {
     name: &'static str,
-    /// Comes later if false.
-    served: bool,
     /// Its counters are exported from the start.
     counted_from_start: bool,
-    methods: &'static [(&'static str, MethodKind)],
+    methods: &'static [(&'static str, MethodKind, Rule)],
+}
+
+/// What a call demands of its caller while authentication is on; there is none without a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Nothing.
+    Open,
+    /// It must be known who asks; what else, depends on the request.
+    Known,
+    /// The role `root`.
+    Root,
+    /// It depends on the request alone: who serves the call asks.
+    ByRequest,
 }
 
 const SERVICES: [Service; 9] = [
     Service {
         name: "etcdserverpb.KV",
-        served: true,
         counted_from_start: true,
         methods: &[
-            ("Range", Unary),
-            ("Put", Unary),
-            ("Txn", Unary),
-            ("DeleteRange", Unary),
-            ("Compact", Unary),
-            ("RangeStream", ServerStream),
+            ("Range", Unary, ByRequest),
+            ("Put", Unary, ByRequest),
+            ("Txn", Unary, ByRequest),
+            ("DeleteRange", Unary, ByRequest),
+            ("Compact", Unary, Root),
+            ("RangeStream", ServerStream, ByRequest),
         ],
     },
     Service {
         name: "etcdserverpb.Lease",
-        served: true,
         counted_from_start: true,
         methods: &[
-            ("LeaseGrant", Unary),
-            ("LeaseRevoke", Unary),
-            ("LeaseKeepAlive", BidiStream),
-            ("LeaseTimeToLive", Unary),
-            ("LeaseLeases", Unary),
+            ("LeaseGrant", Unary, Known),
+            ("LeaseRevoke", Unary, Known),
+            ("LeaseKeepAlive", BidiStream, ByRequest),
+            ("LeaseTimeToLive", Unary, Known),
+            ("LeaseLeases", Unary, Known),
         ],
     },
     Service {
         name: "etcdserverpb.Watch",
-        served: true,
         counted_from_start: true,
-        methods: &[("Watch", BidiStream)],
+        methods: &[("Watch", BidiStream, ByRequest)],
     },
     Service {
         name: "etcdserverpb.Cluster",
-        served: true,
         counted_from_start: true,
         methods: &[
-            ("MemberAdd", Unary),
-            ("MemberRemove", Unary),
-            ("MemberUpdate", Unary),
-            ("MemberList", Unary),
-            ("MemberPromote", Unary),
+            ("MemberAdd", Unary, Root),
+            ("MemberRemove", Unary, Root),
+            ("MemberUpdate", Unary, Root),
+            ("MemberList", Unary, Known),
+            ("MemberPromote", Unary, Root),
         ],
     },
     Service {
         name: "etcdserverpb.Maintenance",
-        served: true,
         counted_from_start: true,
         methods: &[
-            ("Alarm", Unary),
-            ("Status", Unary),
-            ("Defragment", Unary),
-            ("Hash", Unary),
-            ("HashKV", Unary),
-            ("Snapshot", ServerStream),
-            ("MoveLeader", Unary),
-            ("Downgrade", Unary),
+            ("Alarm", Unary, ByRequest),
+            ("Status", Unary, Known),
+            ("Defragment", Unary, Root),
+            ("Hash", Unary, Root),
+            ("HashKV", Unary, Root),
+            ("Snapshot", ServerStream, Root),
+            ("MoveLeader", Unary, Root),
+            ("Downgrade", Unary, Root),
         ],
     },
     Service {
         name: "grpc.health.v1.Health",
-        served: true,
         counted_from_start: true,
-        methods: &[("Check", Unary), ("List", Unary), ("Watch", ServerStream)],
+        methods: &[("Check", Unary, Open), ("List", Unary, Open), ("Watch", ServerStream, Open)],
     },
     Service {
         name: "etcdserverpb.Auth",
-        served: false,
         counted_from_start: true,
         methods: &[
-            ("AuthEnable", Unary),
-            ("AuthDisable", Unary),
-            ("AuthStatus", Unary),
-            ("Authenticate", Unary),
-            ("UserAdd", Unary),
-            ("UserGet", Unary),
-            ("UserList", Unary),
-            ("UserDelete", Unary),
-            ("UserChangePassword", Unary),
-            ("UserGrantRole", Unary),
-            ("UserRevokeRole", Unary),
-            ("RoleAdd", Unary),
-            ("RoleGet", Unary),
-            ("RoleList", Unary),
-            ("RoleDelete", Unary),
-            ("RoleGrantPermission", Unary),
-            ("RoleRevokePermission", Unary),
+            ("AuthEnable", Unary, Root),
+            ("AuthDisable", Unary, Root),
+            ("AuthStatus", Unary, Open),
+            ("Authenticate", Unary, Open),
+            ("UserAdd", Unary, Root),
+            ("UserGet", Unary, ByRequest),
+            ("UserList", Unary, Root),
+            ("UserDelete", Unary, Root),
+            ("UserChangePassword", Unary, Root),
+            ("UserGrantRole", Unary, Root),
+            ("UserRevokeRole", Unary, Root),
+            ("RoleAdd", Unary, Root),
+            ("RoleGet", Unary, ByRequest),
+            ("RoleList", Unary, Root),
+            ("RoleDelete", Unary, Root),
+            ("RoleGrantPermission", Unary, Root),
+            ("RoleRevokePermission", Unary, Root),
         ],
     },
     Service {
         name: "v3lockpb.Lock",
-        served: true,
         counted_from_start: false,
-        methods: &[("Lock", Unary), ("Unlock", Unary)],
+        methods: &[("Lock", Unary, ByRequest), ("Unlock", Unary, ByRequest)],
     },
     Service {
         name: "v3electionpb.Election",
-        served: true,
         counted_from_start: false,
         methods: &[
-            ("Campaign", Unary),
-            ("Proclaim", Unary),
-            ("Leader", Unary),
-            ("Observe", ServerStream),
-            ("Resign", Unary),
+            ("Campaign", Unary, ByRequest),
+            ("Proclaim", Unary, ByRequest),
+            ("Leader", Unary, ByRequest),
+            ("Observe", ServerStream, ByRequest),
+            ("Resign", Unary, ByRequest),
         ],
     },
 ];
@@ -146,7 +148,7 @@ impl Method {
         let Some(at) = SERVICES.iter().position(|known| known.name == service) else {
             return Err(Status::unimplemented(format!("unknown service {service}")));
         };
-        match SERVICES[at].methods.iter().position(|(known, _)| *known == method) {
+        match SERVICES[at].methods.iter().position(|(known, ..)| *known == method) {
             Some(method) => Ok(Method { service: at, method }),
             None => Err(Status::unimplemented(format!("unknown method {method} for service {service}"))),
         }
@@ -162,6 +164,11 @@ impl Method {
         SERVICES[self.service].methods[self.method].1
     }
 
+    /// What it demands of its caller.
+    pub(super) fn rule(self) -> Rule {
+        SERVICES[self.service].methods[self.method].2
+    }
+
     /// True for what a learner may be asked; a range is judged by its request.
     pub(super) fn is_served_by_learners(self) -> bool {
         let service = &SERVICES[self.service];
@@ -171,11 +178,18 @@ impl Method {
         )
     }
 
-    /// True for what is answered from the keys stored here, or changes them. Renewing a lease does neither.
+    /// True for what is answered from the keys, or users and roles, stored here, or changes them. Renewing a lease does neither.
     pub(super) fn needs_keys(self) -> bool {
         let service = &SERVICES[self.service];
         match (service.name, service.methods[self.method].0) {
-            ("etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election", _)
+            (
+                "etcdserverpb.KV"
+                | "etcdserverpb.Watch"
+                | "etcdserverpb.Auth"
+                | "v3lockpb.Lock"
+                | "v3electionpb.Election",
+                _,
+            )
             | ("etcdserverpb.Maintenance", "Snapshot") => true,
             ("etcdserverpb.Lease", method) => method != "LeaseKeepAlive",
             _ => false,
@@ -185,15 +199,6 @@ impl Method {
     /// True for a call with one answer that may be a long time coming.
     pub(super) fn waits(self) -> bool {
         matches!(self.service(), "v3lockpb.Lock" | "v3electionpb.Election")
-    }
-
-    /// Its answer if it comes later.
-    pub(super) fn check_served(self) -> Result<(), Status> {
-        let service = &SERVICES[self.service];
-        if service.served {
-            return Ok(());
-        }
-        Err(later::not_yet(&format!("{}/{}", service.name, service.methods[self.method].0)))
     }
 }
 
@@ -206,7 +211,7 @@ impl Methods {
     /// Makes the counters that are exported from the start.
     pub(super) fn new(grpc: &Grpc) -> Methods {
         let counters = SERVICES.map(|service| {
-            let slots = service.methods.iter().map(|(name, kind)| {
+            let slots = service.methods.iter().map(|(name, kind, _)| {
                 let slot = OnceLock::new();
                 if service.counted_from_start {
                     slot.get_or_init(|| Arc::new(grpc.method(*kind, service.name, name)));
@@ -223,7 +228,7 @@ impl Methods {
         let slot = &self.counters[method.service][method.method];
         let make = || {
             let service = &SERVICES[method.service];
-            let (name, kind) = service.methods[method.method];
+            let (name, kind, _) = service.methods[method.method];
             Arc::new(grpc.method(kind, service.name, name))
         };
         Arc::clone(slot.get_or_init(make))
@@ -232,14 +237,14 @@ impl Methods {
 
 #[cfg(test)]
 mod tests {
-    use super::{Method, Methods, SERVICES};
+    use super::{Method, Methods, Rule, SERVICES};
     use crate::telemetry::metrics::Metrics;
 
     #[test]
     fn a_path_names_a_method_or_is_refused_in_grpc_gos_words() {
         let found = Method::find("/etcdserverpb.KV/Txn").unwrap();
-        assert_eq!((found.service(), found.check_served().is_ok()), ("etcdserverpb.KV", true));
-        assert!(Method::find("/etcdserverpb.Auth/AuthEnable").unwrap().check_served().is_err());
+        assert_eq!((found.service(), found.rule()), ("etcdserverpb.KV", Rule::ByRequest));
+        assert_eq!(Method::find("/etcdserverpb.KV/Compact").unwrap().rule(), Rule::Root);
         for (path, text) in [
             ("/etcdserverpb.KV/Nope", "unknown method Nope for service etcdserverpb.KV"),
             ("/a.B/C", "unknown service a.B"),

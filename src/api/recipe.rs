@@ -17,9 +17,11 @@ use prost::Message as _;
 use tonic::{Code, Request, Status};
 
 use super::Context;
+use super::caller::Caller;
 use super::error::Error;
 use super::kv::KvService;
 use super::lease::LeaseService;
+use crate::auth::Right;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::proto::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -46,6 +48,8 @@ pub(super) fn from_client(status: Status) -> Status {
 pub(super) struct Recipe {
     pub(super) kv: KvService,
     lease: LeaseService,
+    /// On whose behalf.
+    pub(super) caller: Caller,
 }
 
 /// A caller's place in a queue.
@@ -69,7 +73,12 @@ pub(super) struct Joined {
 
 impl Recipe {
     pub(super) fn new(kv: KvService, lease: LeaseService) -> Recipe {
-        Recipe { kv, lease }
+        Recipe { kv, lease, caller: Caller::default() }
+    }
+
+    /// The services, for who makes a call.
+    pub(super) fn for_caller<T>(&self, request: &Request<T>) -> Recipe {
+        Recipe { caller: Caller::of(request), ..self.clone() }
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -82,12 +91,21 @@ impl Recipe {
             return Ok(given);
         }
         let request = pb::LeaseGrantRequest { ttl: TTL_SECONDS, id: 0 };
-        Ok(self.lease.lease_grant(Request::new(request)).await?.into_inner().id)
+        let mut request = Request::new(request);
+        request.extensions_mut().insert(self.caller.clone());
+        Ok(self.lease.lease_grant(request).await?.into_inner().id)
     }
 
     /// Renews a lease once, and does something with it; whether there is such a lease shows then.
     pub(super) async fn with_lease<T>(&self, id: i64, work: impl Future<Output = T>) -> T {
-        let (_, done) = tokio::join!(self.context().node.renew_lease(id), work);
+        let context = self.context();
+        let renew = async {
+            // Who may not renew it goes on without.
+            if context.judge_attached(&self.caller, vec![id], Right::Write).await.is_ok() {
+                let _ = context.node.renew_lease(id).await;
+            }
+        };
+        let ((), done) = tokio::join!(renew, work);
         done
     }
 
@@ -101,7 +119,7 @@ impl Recipe {
             success: vec![op(Op::RequestPut(put)), op(Op::RequestRange(first_under(&prefix)))],
             failure: vec![op(Op::RequestRange(one(&key))), op(Op::RequestRange(first_under(&prefix)))],
         };
-        let response = self.kv.txn(txn).await?;
+        let response = self.kv.txn(txn, &self.caller).await?;
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         let mut found = response.responses.into_iter().map(keys_of);
         let existing = found.next().and_then(|mut keys| keys.pop()).filter(|_| !response.succeeded);
@@ -126,7 +144,7 @@ impl Recipe {
             }
             let (header, mut keys) = self.get(before).await?;
             let Some(before) = keys.pop() else { return Ok(()) };
-            let mut watch = self.watch(KeyRange::single(before.key), header.revision);
+            let mut watch = self.watch(KeyRange::single(before.key), header.revision).await?;
             while !watch.next().await?.1.iter().any(is_delete) {}
         }
     }
@@ -135,9 +153,8 @@ impl Recipe {
     pub(super) async fn leave(&self, key: &Bytes, created: i64) -> Result<pb::TxnResponse, Status> {
         let delete = pb::DeleteRangeRequest { key: key.clone(), ..Default::default() };
         let success = vec![op(Op::RequestDeleteRange(delete))];
-        self.kv
-            .txn(pb::TxnRequest { compare: vec![created_at(key, created)], success, failure: Vec::new() })
-            .await
+        let txn = pb::TxnRequest { compare: vec![created_at(key, created)], success, failure: Vec::new() };
+        self.kv.txn(txn, &self.caller).await
     }
 
     /// The first in the queue.
@@ -152,14 +169,18 @@ impl Recipe {
         range: pb::RangeRequest,
     ) -> Result<(pb::ResponseHeader, Vec<KeyValue>), Status> {
         let txn = pb::TxnRequest { success: vec![op(Op::RequestRange(range))], ..Default::default() };
-        let response = self.kv.txn(txn).await?;
+        let response = self.kv.txn(txn, &self.caller).await?;
         let keys = response.responses.into_iter().next().map(keys_of).unwrap_or_default();
         Ok((response.header.unwrap_or_default(), keys))
     }
 
     /// Watches from a revision on.
-    pub(super) fn watch(&self, range: KeyRange, start_revision: i64) -> Watch {
-        let stream = self.context().hub.open_stream();
+    pub(super) async fn watch(&self, range: KeyRange, start_revision: i64) -> Result<Watch, Status> {
+        let context = Arc::clone(self.context());
+        let user = context.identify(&self.caller).await?.map(|who| who.name);
+        context.judge_again(user.as_deref(), &range)?;
+        let stream = context.hub.open_stream();
+        let watched = range.clone();
         stream.create(NewWatch {
             range,
             start_revision,
@@ -169,7 +190,7 @@ impl Recipe {
             progress_notify: false,
             fragment: false,
         });
-        Watch { stream, context: Arc::clone(self.context()) }
+        Ok(Watch { stream, context, user, range: watched })
     }
 
     /// Has a caller leave its place when it goes away while it waits.
@@ -182,6 +203,8 @@ impl Recipe {
 pub(super) struct Watch {
     stream: WatchStream,
     context: Arc<Context>,
+    user: Option<String>,
+    range: KeyRange,
 }
 
 impl Watch {
@@ -193,6 +216,8 @@ impl Watch {
             };
             match outgoing.message {
                 Message::Events(events) => {
+                    // The right to see them may have been taken away meanwhile.
+                    self.context.judge_again(self.user.as_deref(), &self.range)?;
                     let events = events.iter().map(|event| Event::decode(event.bytes.clone()));
                     let events = events
                         .collect::<Result<Vec<_>, _>>()
@@ -200,7 +225,7 @@ impl Watch {
                     return Ok((self.context.header_at(outgoing.revision), events));
                 }
                 Message::Compacted(_) => return Err(Error::Compacted.into()),
-                Message::Refused(reason) => return Err(Status::unknown(reason)),
+                Message::Refused(reason) | Message::Ended(reason) => return Err(Status::unknown(reason)),
                 Message::Created | Message::Progress | Message::Canceled => {}
             }
         }

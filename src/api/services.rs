@@ -15,6 +15,8 @@ use tonic::codec::CompressionEncoding;
 use tower_service::Service;
 use tracing::warn;
 
+use super::auth::AuthService;
+use super::caller::{Caller, CommonName};
 use super::cluster::ClusterService;
 use super::counted::{Call, RequestBody, ResponseBody};
 use super::election::ElectionService;
@@ -24,11 +26,13 @@ use super::kv::KvService;
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
-use super::methods::{Method, Methods};
+use super::methods::{Method, Methods, Rule};
 use super::recipe::Recipe;
 use super::until::until;
 use super::watch::WatchService;
 use super::{Context, grpc_go, unary};
+use crate::auth::Demand;
+use crate::proto::server::auth_server::AuthServer;
 use crate::proto::server::cluster_server::ClusterServer;
 use crate::proto::server::election_server::ElectionServer;
 use crate::proto::server::health_server::HealthServer;
@@ -57,6 +61,7 @@ pub struct Services {
     lease: LeaseServer<LeaseService>,
     cluster: ClusterServer<ClusterService>,
     maintenance: MaintenanceServer<MaintenanceService>,
+    auth: AuthServer<AuthService>,
     health: HealthServer<HealthService>,
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
@@ -83,6 +88,7 @@ impl Services {
             lease: server!(LeaseServer, lease),
             cluster: server!(ClusterServer, ClusterService(Arc::clone(&context))),
             maintenance: server!(MaintenanceServer, MaintenanceService(Arc::clone(&context))),
+            auth: server!(AuthServer, AuthService(Arc::clone(&context))),
             health: server!(HealthServer, HealthService),
             lock: server!(LockServer, LockService(recipe.clone())),
             election: server!(ElectionServer, ElectionService(recipe)),
@@ -93,7 +99,7 @@ impl Services {
     }
 
     /// Answers one call; `remote` is shown when the call takes long.
-    pub fn call<B>(&self, request: http::Request<B>, remote: Option<SocketAddr>) -> Answer
+    pub fn call<B>(&self, mut request: http::Request<B>, remote: Option<SocketAddr>) -> Answer
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -107,29 +113,38 @@ impl Services {
             Err(status) => return refused(status.into_http::<Body>().map(ResponseBody::from)),
         };
         let call = Call::start(self.methods.counters(&self.context.metrics.grpc, method));
-        if let Err(status) = method.check_served() {
-            return refused(call.refuse(status));
-        }
         let slow = (method.kind() == MethodKind::Unary).then_some(self.context.limits.slow_request);
         let streams = method.kind() != MethodKind::Unary;
         let node = || self.context.node.clone();
         let led = (streams && wants_leader(request.headers())).then(node);
         let served = (method.needs_keys() && (streams || method.waits())).then(node);
         let watched = Watched { call, streams, led, served, slow, remote };
+        let caller = Caller::read(request.headers(), request.extensions().get::<CommonName>());
+        let judged = self.judged(method.rule(), &caller);
+        if method.service() != "etcdserverpb.KV" || method.kind() != MethodKind::Unary {
+            request.extensions_mut().insert(caller.clone());
+        }
         match method.service() {
-            "etcdserverpb.KV" => self.call_kv(request, watched),
-            "etcdserverpb.Watch" => answer(self.watch.clone(), request, watched),
-            "etcdserverpb.Lease" => answer(self.lease.clone(), request, watched),
-            "etcdserverpb.Cluster" => answer(self.cluster.clone(), request, watched),
-            "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request, watched),
-            "v3lockpb.Lock" => answer(self.lock.clone(), request, watched),
-            "v3electionpb.Election" => answer(self.election.clone(), request, watched),
-            _ => answer(self.health.clone(), request, watched),
+            "etcdserverpb.KV" => self.call_kv(request, caller, judged, watched),
+            "etcdserverpb.Watch" => answer(self.watch.clone(), request, judged, watched),
+            "etcdserverpb.Lease" => answer(self.lease.clone(), request, judged, watched),
+            "etcdserverpb.Cluster" => answer(self.cluster.clone(), request, judged, watched),
+            "etcdserverpb.Maintenance" => answer(self.maintenance.clone(), request, judged, watched),
+            "etcdserverpb.Auth" => answer(self.auth.clone(), request, judged, watched),
+            "v3lockpb.Lock" => answer(self.lock.clone(), request, judged, watched),
+            "v3electionpb.Election" => answer(self.election.clone(), request, judged, watched),
+            _ => answer(self.health.clone(), request, judged, watched),
         }
     }
 
     /// The KV service: all but the stream takes the short way.
-    fn call_kv<B>(&self, request: http::Request<B>, watched: Watched) -> Answer
+    fn call_kv<B>(
+        &self,
+        request: http::Request<B>,
+        caller: Caller,
+        judged: Option<Judged>,
+        watched: Watched,
+    ) -> Answer
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -141,8 +156,8 @@ impl Services {
             ($method:ident) => {
                 Box::pin(async move {
                     let body = watched.call.request_body(body);
-                    let result = match unary::read(&parts.headers, body, max).await {
-                        Ok(message) => kv.$method(message).await,
+                    let result = match read_judged(judged, &parts.headers, body, max).await {
+                        Ok(message) => kv.$method(message, &caller).await,
                         Err(status) => Err(status),
                     };
                     watched.answered(parts.uri.path(), unary::respond(result))
@@ -153,7 +168,7 @@ impl Services {
             "/etcdserverpb.KV/Range" => Box::pin(async move {
                 let body = watched.call.request_body(body);
                 let response = match unary::read(&parts.headers, body, max).await {
-                    Ok(message) => kv.range(message).await,
+                    Ok(message) => kv.range(message, &caller).await,
                     Err(status) => status.into_http(),
                 };
                 watched.answered(parts.uri.path(), response)
@@ -162,8 +177,19 @@ impl Services {
             "/etcdserverpb.KV/Txn" => unary!(txn),
             "/etcdserverpb.KV/DeleteRange" => unary!(delete_range),
             "/etcdserverpb.KV/Compact" => unary!(compact),
-            _ => answer(self.kv.clone(), http::Request::from_parts(parts, body), watched),
+            _ => answer(self.kv.clone(), http::Request::from_parts(parts, body), judged, watched),
         }
+    }
+
+    /// What is to be asked of a caller before its call is looked at; nothing while authentication is off.
+    fn judged(&self, rule: Rule, caller: &Caller) -> Option<Judged> {
+        let demand = match rule {
+            Rule::Open | Rule::ByRequest => return None,
+            Rule::Known => Demand::Known,
+            Rule::Root => Demand::Root,
+        };
+        let enabled = self.context.state.auth.read().is_enabled();
+        enabled.then(|| Judged { context: Arc::clone(&self.context), caller: caller.clone(), demand })
     }
 
     /// Checks that hold for every call: its metadata is sound, its wish for a leader can be met.
@@ -189,6 +215,36 @@ impl Services {
 /// True if the client would rather have an error than a member without a leader.
 fn wants_leader(headers: &HeaderMap) -> bool {
     headers.get("hasleader").is_some_and(|value| value == "true")
+}
+
+/// A caller that has to be asked who it is.
+struct Judged {
+    context: Arc<Context>,
+    caller: Caller,
+    demand: Demand,
+}
+
+/// Refuses a caller that may not make a call.
+async fn check_judged(judged: Option<Judged>) -> Result<(), Status> {
+    let Some(Judged { context, caller, demand }) = judged else { return Ok(()) };
+    context.judge(&caller, &demand).await?;
+    Ok(())
+}
+
+/// Reads the message of a call that may be made.
+async fn read_judged<T, B>(
+    judged: Option<Judged>,
+    headers: &HeaderMap,
+    body: B,
+    max_bytes: usize,
+) -> Result<T, Status>
+where
+    T: prost::Message + Default,
+    B: http_body::Body + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    check_judged(judged).await?;
+    unary::read(headers, body, max_bytes).await
 }
 
 /// A call under way, and when it counts as slow.
@@ -251,7 +307,7 @@ fn refused(response: http::Response<ResponseBody>) -> Answer {
     Box::pin(std::future::ready(response))
 }
 
-fn answer<S, B>(mut server: S, request: http::Request<B>, watched: Watched) -> Answer
+fn answer<S, B>(mut server: S, request: http::Request<B>, judged: Option<Judged>, watched: Watched) -> Answer
 where
     S: Service<
             http::Request<RequestBody<B>>,
@@ -268,6 +324,9 @@ where
     let uri = request.uri().clone();
     let response = server.call(request.map(|body| watched.call.request_body(body)));
     Box::pin(async move {
+        if let Err(status) = check_judged(judged).await {
+            return watched.answered(uri.path(), status.into_http());
+        }
         let response = match &watched.served {
             None => response.await,
             Some(node) => tokio::select! {

@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
 use futures::Stream;
+use futures::future::BoxFuture;
 use prost::Message as _;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Context;
+use super::caller::Caller;
 use super::error::Error;
 use super::grpc_go::unreadable;
+use crate::auth::{Access, AuthError, Demand, Identity};
 use crate::clock;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::watch_create_request::FilterType;
@@ -32,6 +35,9 @@ const FRAGMENT_ROOM_BYTES: usize = 512 << 10;
 /// First byte of the `events` field: number 11, length-delimited.
 const EVENTS_TAG: u8 = 0x5A;
 
+/// Who asks.
+type Identified = Result<Option<Identity>, Error>;
+
 /// The Watch service.
 #[derive(Clone)]
 pub(super) struct WatchService(pub(super) Arc<Context>);
@@ -45,11 +51,16 @@ impl Watch for WatchService {
         request: Request<Streaming<pb::WatchRequest>>,
     ) -> Result<Response<Responses>, Status> {
         let context = Arc::clone(&self.0);
+        let caller = Caller::of(&request);
         let watchers = context.hub.open_stream();
         let ticks = progress_ticks(context.limits.progress_interval);
         Ok(Response::new(Responses {
             context,
             watchers,
+            caller,
+            judging: None,
+            user: None,
+            judged_at: None,
             requests: Some(request.into_inner()),
             ticks,
             split: VecDeque::new(),
@@ -71,6 +82,13 @@ fn progress_ticks(period: Duration) -> Interval {
 pub(super) struct Responses {
     context: Arc<Context>,
     watchers: WatchStream,
+    caller: Caller,
+    /// A request for a watcher, while it is found out who asks.
+    judging: Option<(pb::WatchCreateRequest, BoxFuture<'static, Identified>)>,
+    /// Who asked for the watchers.
+    user: Option<String>,
+    /// The auth revision under which all watchers are allowed; `None` while authentication is off.
+    judged_at: Option<u64>,
     /// `None` once the client has closed its side; the watchers live on.
     requests: Option<Streaming<pb::WatchRequest>>,
     ticks: Interval,
@@ -86,6 +104,7 @@ impl Stream for Responses {
         if let Poll::Ready(status) = self.poll_requests(task) {
             return Poll::Ready(Some(Err(status)));
         }
+        self.judge_again();
         while self.ticks.poll_tick(task).is_ready() {
             self.watchers.tick_progress();
         }
@@ -107,7 +126,14 @@ impl Stream for Responses {
 impl Responses {
     /// Takes in what the client has sent; ready only when the client has gone.
     fn poll_requests(&mut self, task: &mut TaskContext<'_>) -> Poll<Status> {
-        while let Some(requests) = &mut self.requests {
+        loop {
+            if let Some((_, judging)) = &mut self.judging {
+                let Poll::Ready(identified) = judging.as_mut().poll(task) else { return Poll::Pending };
+                if let Some((request, _)) = self.judging.take() {
+                    self.create_if_allowed(&request, identified);
+                }
+            }
+            let Some(requests) = &mut self.requests else { return Poll::Pending };
             match Pin::new(requests).poll_next(task) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => self.requests = None,
@@ -118,27 +144,75 @@ impl Responses {
                 Poll::Ready(Some(Err(status))) => return Poll::Ready(unreadable(status)),
             }
         }
-        Poll::Pending
     }
 
     fn take_in(&mut self, request: pb::WatchRequest) {
         match request.request_union {
-            Some(RequestUnion::CreateRequest(request)) => self.create(&request),
+            Some(RequestUnion::CreateRequest(request)) => self.take_in_create(request),
             Some(RequestUnion::CancelRequest(request)) => self.watchers.cancel(request.watch_id),
             Some(RequestUnion::ProgressRequest(_)) => self.watchers.request_progress(),
             None => {}
         }
     }
 
-    fn create(&self, request: &pb::WatchCreateRequest) {
+    fn take_in_create(&mut self, mut request: pb::WatchCreateRequest) {
         if request.start_revision < 0 {
             self.watchers.refuse_now(NEGATIVE_START);
             return;
         }
-        let key = if request.key.is_empty() { bytes::Bytes::from_static(b"\0") } else { request.key.clone() };
+        if request.key.is_empty() {
+            request.key = bytes::Bytes::from_static(b"\0");
+        }
+        if self.context.state.auth.read().is_enabled() {
+            let (context, caller) = (Arc::clone(&self.context), self.caller.clone());
+            let identify = async move { context.identify(&caller).await };
+            self.judging = Some((request, Box::pin(identify)));
+        } else {
+            self.create(&request);
+        }
+    }
+
+    /// Creates a watcher that its client may have.
+    fn create_if_allowed(&mut self, request: &pb::WatchCreateRequest, identified: Identified) {
+        let allowed = identified.and_then(|who| {
+            let demand = Demand::Keys(vec![Access::read(&request.key, &request.range_end)]);
+            self.context.state.auth.read().authorise(who.as_ref(), &demand)?;
+            Ok(who)
+        });
+        match allowed {
+            Ok(who) => {
+                self.user = who.map(|who| who.name).or(self.user.take());
+                self.create(request);
+            }
+            Err(error) => self.watchers.refuse_now(reason(&error)),
+        }
+    }
+
+    /// Ends the watchers that their client may not have any more, before anything more is sent for them. etcd asks only when a
+    /// watcher is created.
+    fn judge_again(&mut self) {
+        let now = {
+            let auth = self.context.state.auth.read();
+            auth.is_enabled().then(|| auth.revision())
+        };
+        if now == self.judged_at {
+            return;
+        }
+        self.judged_at = now;
+        if now.is_none() {
+            return;
+        }
+        for (id, range) in self.watchers.ranges() {
+            if let Err(error) = self.context.judge_again(self.user.as_deref(), &range) {
+                self.watchers.end(id, reason(&error));
+            }
+        }
+    }
+
+    fn create(&self, request: &pb::WatchCreateRequest) {
         let has = |filter: FilterType| request.filters.contains(&(filter as i32));
         self.watchers.create(NewWatch {
-            range: KeyRange::from_request(&key, &request.range_end),
+            range: KeyRange::from_request(&request.key, &request.range_end),
             start_revision: request.start_revision,
             filters: Filters { no_put: has(FilterType::Noput), no_delete: has(FilterType::Nodelete) },
             prev_kv: request.prev_kv,
@@ -166,6 +240,9 @@ impl Responses {
             }
             Message::Progress => base,
             Message::Canceled => pb::WatchResponse { canceled: true, ..base },
+            Message::Ended(reason) => {
+                pb::WatchResponse { canceled: true, cancel_reason: reason.to_owned(), ..base }
+            }
             Message::Compacted(compact_revision) => {
                 pb::WatchResponse { canceled: true, compact_revision, ..base }
             }
@@ -191,6 +268,22 @@ impl Responses {
             self.split.push_back(with_events(&base, part));
         }
         self.split.pop_front().expect("a message with events has a first part")
+    }
+}
+
+/// Why a watcher is refused, or ended, in the words of etcd's client errors.
+fn reason(error: &Error) -> &'static str {
+    match error {
+        Error::Auth(AuthError::InvalidAuthToken) => {
+            "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token"
+        }
+        Error::Auth(AuthError::AuthOldRevision) => {
+            "rpc error: code = InvalidArgument desc = etcdserver: revision of auth store is old"
+        }
+        Error::Auth(AuthError::UserEmpty) => {
+            "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"
+        }
+        _ => "rpc error: code = PermissionDenied desc = etcdserver: permission denied",
     }
 }
 

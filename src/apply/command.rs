@@ -4,17 +4,18 @@ use bytes::Bytes;
 use prost::Message;
 
 use crate::proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
-use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
+use crate::proto::skegpb::{Command, Identity};
 use crate::telemetry::metrics::Operation;
 
-/// Decodes a command from its log entry; with it comes the number by which somebody waits for its outcome, 0 for nobody.
+/// Decodes a command from its log entry; with it come who asked, and the number by which somebody waits for its outcome, 0 for
+/// nobody.
 ///
 /// # Errors
 /// When the bytes are no command of this version; the member must stop rather than skip what others apply.
-pub fn decode(encoded: Bytes) -> Result<(Kind, u64), prost::DecodeError> {
+pub fn decode(encoded: Bytes) -> Result<(Kind, Option<Identity>, u64), prost::DecodeError> {
     let command = Command::decode(encoded)?;
-    Ok((command.kind.ok_or_else(unknown)?, command.request_id))
+    Ok((command.kind.ok_or_else(unknown)?, command.identity, command.request_id))
 }
 
 /// The command that raises or clears a member's alarm.
@@ -40,6 +41,18 @@ pub fn operation(command: &Kind) -> Operation {
         | Kind::MemberUpdate(_)
         | Kind::MemberPromote(_)
         | Kind::MemberKeepOnly(_) => Operation::ConfChange,
+        Kind::AuthEnable(_) => Operation::AuthEnable,
+        Kind::AuthDisable(_) => Operation::AuthDisable,
+        Kind::AuthIssue(_) => Operation::Authenticate,
+        Kind::UserAdd(_) => Operation::AuthUserAdd,
+        Kind::UserDelete(_) => Operation::AuthUserDelete,
+        Kind::UserChangePassword(_) => Operation::AuthUserChangePassword,
+        Kind::UserGrantRole(_) => Operation::AuthUserGrantRole,
+        Kind::UserRevokeRole(_) => Operation::AuthUserRevokeRole,
+        Kind::RoleAdd(_) => Operation::AuthRoleAdd,
+        Kind::RoleDelete(_) => Operation::AuthRoleDelete,
+        Kind::RoleGrantPermission(_) => Operation::AuthRoleGrantPermission,
+        Kind::RoleRevokePermission(_) => Operation::AuthRoleRevokePermission,
     }
 }
 

@@ -6,10 +6,11 @@
 //!
 //! ```text
 //! committed run ──> Run::apply per entry ──> Run::commit ──> Effects: events, lease changes, compactions
-//!                   guard: corrupt, space     one batch        (published by raft/state_machine)
+//!                   guard: auth, alarms       one batch        (published by raft/state_machine)
 //!                   txn, lease, alarm ...
 //! ```
 
+mod auth;
 mod command;
 pub mod guard;
 mod members;
@@ -23,11 +24,13 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use prost::Message;
 
+pub use auth::AuthEffect;
 pub use command::{alarm, decode, operation};
 pub use outcome::{Outcome, Refusal, Reply};
 pub use trail::Trails;
 pub use txn::{is_read_only, is_serializable, read_txn};
 
+use crate::auth::{Auth, Identity};
 use crate::cluster::{self, Cluster};
 use crate::lease::{self, Leases};
 use crate::proto::etcdserverpb as pb;
@@ -53,6 +56,8 @@ pub struct State {
     pub leases: Arc<RwLock<Leases>>,
     /// Members, alarms, cluster version.
     pub cluster: Arc<RwLock<Cluster>>,
+    /// Users and roles.
+    pub auth: Arc<RwLock<Auth>>,
     /// The rolling hash of what was applied.
     pub trails: Arc<RwLock<Trails>>,
 }
@@ -65,11 +70,13 @@ impl State {
     pub fn open(store: Arc<Store>) -> Result<State, StorageError> {
         let leases = lease::load(store.engine())?;
         let cluster = cluster::load(store.engine())?;
+        let auth = crate::auth::load(store.engine())?;
         let trails = trail::load(store.engine())?;
         Ok(State {
             store: Arc::new(RwLock::new(store)),
             leases: Arc::new(RwLock::new(leases)),
             cluster: Arc::new(RwLock::new(cluster)),
+            auth: Arc::new(RwLock::new(auth)),
             trails: Arc::new(RwLock::new(trails)),
         })
     }
@@ -85,9 +92,10 @@ impl State {
     /// # Errors
     /// The storage's; nothing is replaced then.
     pub fn replace_store(&self, store: Arc<Store>) -> Result<Arc<Store>, StorageError> {
-        let State { leases, cluster, trails, .. } = State::open(Arc::clone(&store))?;
+        let State { leases, cluster, auth, trails, .. } = State::open(Arc::clone(&store))?;
         std::mem::swap(&mut *self.leases.write(), &mut leases.write());
         std::mem::swap(&mut *self.cluster.write(), &mut cluster.write());
+        std::mem::swap(&mut *self.auth.write(), &mut auth.write());
         std::mem::swap(&mut *self.trails.write(), &mut trails.write());
         Ok(std::mem::replace(&mut self.store.write(), store))
     }
@@ -120,6 +128,10 @@ pub struct Effects {
     pub leases: Vec<LeaseChange>,
     /// Compactions, in order.
     pub compactions: Vec<Compaction>,
+    /// Tokens issued and void, in order.
+    pub auth: Vec<AuthEffect>,
+    /// Users or roles have changed, or whether they are asked for.
+    pub auth_changed: bool,
 }
 
 /// Applies a run of committed entries; see the module.
@@ -139,13 +151,18 @@ impl<'s> Run<'s> {
         Run { state, store, write: WriteRun::new(store), applied: None, trail, effects: Effects::default() }
     }
 
-    /// Applies one command, which stands at `position` in the log.
+    /// Applies one command, which stands at `position` in the log; `who` asked for it, if a client did and is known.
     ///
     /// # Errors
     /// Only storage failures; the member must stop then.
-    pub fn apply(&mut self, command: Kind, position: LogId) -> Result<Outcome, StorageError> {
+    pub fn apply(
+        &mut self,
+        command: Kind,
+        who: Option<&Identity>,
+        position: LogId,
+    ) -> Result<Outcome, StorageError> {
         let begins_trail = matches!(command, Kind::ClusterVersionSet(_));
-        let outcome = self.dispatch(command, position.term)?;
+        let outcome = self.dispatch(command, who, position)?;
         self.pass(position);
         if begins_trail {
             self.trail.begin_anew();
@@ -174,7 +191,16 @@ impl<'s> Run<'s> {
         self.pass(position);
     }
 
-    fn dispatch(&mut self, command: Kind, term: u64) -> Result<Outcome, StorageError> {
+    fn dispatch(
+        &mut self,
+        command: Kind,
+        who: Option<&Identity>,
+        position: LogId,
+    ) -> Result<Outcome, StorageError> {
+        let term = position.term;
+        if let Err(error) = self.authorise(&command, who)? {
+            return Ok(Err(Refusal::Auth(error)));
+        }
         if let Err(refusal) = guard::check(&self.state.cluster.read(), &command) {
             return Ok(Err(refusal));
         }
@@ -207,6 +233,18 @@ impl<'s> Run<'s> {
             Kind::MemberUpdate(request) => Ok(self.update_member(request)),
             Kind::MemberPromote(request) => Ok(self.promote_member(request)),
             Kind::MemberKeepOnly(request) => Ok(self.keep_only(request)),
+            Kind::AuthIssue(_)
+            | Kind::AuthEnable(_)
+            | Kind::AuthDisable(_)
+            | Kind::UserAdd(_)
+            | Kind::UserDelete(_)
+            | Kind::UserChangePassword(_)
+            | Kind::UserGrantRole(_)
+            | Kind::UserRevokeRole(_)
+            | Kind::RoleAdd(_)
+            | Kind::RoleDelete(_)
+            | Kind::RoleGrantPermission(_)
+            | Kind::RoleRevokePermission(_) => Ok(self.change_auth(command, position.index)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What applying a command can answer, equal on every member.
 
+use crate::auth::AuthError;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::Member;
 
@@ -25,6 +26,13 @@ pub enum Reply {
     LeaseRevoke(pb::LeaseRevokeResponse),
     /// Of an alarm request.
     Alarm(pb::AlarmResponse),
+    /// Of what users and roles are changed by, or a token is issued.
+    Auth {
+        /// Current revision of the keys.
+        revision: i64,
+        /// The entry's index.
+        index: u64,
+    },
     /// Of a change of the members: all that there are now.
     Members(Vec<Member>),
 }
@@ -74,6 +82,9 @@ pub enum Refusal {
     /// The member votes already.
     #[error("can only promote a learner member")]
     MemberNotLearner,
+    /// Who asked may not, or users and roles do not allow the change.
+    #[error(transparent)]
+    Auth(AuthError),
     /// An alarm action outside the enum.
     #[error("unknown alarm action")]
     UnknownAlarmAction,

@@ -280,6 +280,9 @@ fn show_outcome(out: &mut String, outcome: &Outcome) {
             let _ = writeln!(out, "refused: {refusal}");
         }
         Ok(Reply::None) => out.push_str("done\n"),
+        Ok(Reply::Auth { revision, index }) => {
+            let _ = writeln!(out, "users and roles changed by entry {index} at {revision}");
+        }
         Ok(Reply::Members(members)) => {
             let names: Vec<String> = members.iter().map(|member| format!("{:x}", member.id)).collect();
             let _ = writeln!(out, "members {}", names.join(", "));
@@ -393,7 +396,7 @@ impl Script {
         for command in commands {
             self.log.push(command.clone());
             let position = LogId { term: TERM, node_id: 0, index: self.log.len() as u64 };
-            outcomes.push(run.apply(command, position).expect("the command applies"));
+            outcomes.push(run.apply(command, None, position).expect("the command applies"));
         }
         let effects = run.commit().expect("the run commits");
         let mut out = String::new();
@@ -414,7 +417,7 @@ impl Script {
         let mut run = Run::new(&state, &store);
         for (at, command) in self.log.iter().enumerate().skip(done) {
             let position = LogId { term: TERM, node_id: 0, index: at as u64 + 1 };
-            let outcome = run.apply(command.clone(), position).expect("the command applies");
+            let outcome = run.apply(command.clone(), None, position).expect("the command applies");
             assert_eq!(outcome, self.outcomes[at], "command {at} replayed from {done}: {command:?}");
         }
         run.commit().expect("the run commits");
@@ -495,7 +498,7 @@ fn apply_all(state: &State, from: u64, commands: Vec<Kind>) {
     let store = state.store();
     for (index, command) in (from..).zip(commands) {
         let mut run = Run::new(state, &store);
-        let applied = run.apply(command, LogId { term: TERM, node_id: 0, index });
+        let applied = run.apply(command, None, LogId { term: TERM, node_id: 0, index });
         let _outcome = applied.expect("the command applies");
         run.commit().expect("the run commits");
     }

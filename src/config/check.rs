@@ -33,6 +33,11 @@ const REQUEST_ADVISED_BYTES: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
 /// Entries kept for followers when 0 is given.
 const CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
+/// Seconds that a simple token lives without use, when 0 is asked for. etcd: `simpleTokenTTLDefault`.
+const AUTH_TOKEN_TTL_DEFAULT: u64 = 300;
+/// Costs of bcrypt, and the one in the place of others.
+const BCRYPT_COSTS: std::ops::RangeInclusive<u64> = 4..=31;
+const BCRYPT_COST_DEFAULT: u32 = 10;
 /// Progress reports, unless asked otherwise.
 const PROGRESS_DEFAULT: Duration = Duration::from_secs(600);
 /// Progress reports more often than this are a load of their own.
@@ -118,6 +123,9 @@ pub(super) fn check(given: &Given) -> Result<Config, Refusal> {
         compact_hash_check_time: span(values.compact_hash_check_time),
         force_new_cluster: values.force_new_cluster,
         max_learners: u32::try_from(values.max_learners).unwrap_or(0),
+        auth_token: values.auth_token.clone(),
+        auth_token_ttl: Duration::from_secs(or_default(values.auth_token_ttl, AUTH_TOKEN_TTL_DEFAULT)),
+        bcrypt_cost: bcrypt_cost(values, &mut notices),
         feature_gates: values.feature_gates.clone(),
         memory: memory(values)?,
     };
@@ -619,6 +627,18 @@ fn max_request_bytes(values: &Values, notices: &mut Vec<Notice>) -> u64 {
         notices.push(Notice { level: LogLevel::Warn, text, flag: "max-request-bytes" });
     }
     bytes
+}
+
+fn bcrypt_cost(values: &Values, notices: &mut Vec<Notice>) -> u32 {
+    let asked = values.bcrypt_cost;
+    match u32::try_from(asked) {
+        Ok(cost) if BCRYPT_COSTS.contains(&asked) => cost,
+        _ => {
+            let text = format!("bcrypt has no cost of {asked}: {BCRYPT_COST_DEFAULT} is used instead");
+            notices.push(Notice { level: LogLevel::Warn, text, flag: "bcrypt-cost" });
+            BCRYPT_COST_DEFAULT
+        }
+    }
 }
 
 fn keepalive(values: &Values) -> KeepAlive {

@@ -146,6 +146,12 @@ pub struct MemberSettings {
     pub compact_hash_check_time: Duration,
     /// Learners that there may be; 0 for any number.
     pub max_learners: u32,
+    /// Kind of token and its options.
+    pub auth_token: String,
+    /// Life of a simple token after its last use.
+    pub auth_token_ttl: Duration,
+    /// Cost of hashing a password.
+    pub bcrypt_cost: u32,
     /// Switches of features.
     pub feature_gates: FeatureGates,
     /// Memory that does not depend on the amount of data.

@@ -265,9 +265,9 @@ settings! {
         "discovery-cacert" discovery_cacert: Text = "" file "discovery-config/client/secure/cacert",
             NotYet("connections are not encrypted yet"), "Authorities that sign the certificate of the discovery service.";
         "discovery-user" discovery_user: Text = "" file "discovery-config/client/auth/username",
-            NotYet("authentication is not served yet"), "User name at the discovery service.";
+            NotYet("nobody logs in at the discovery service yet"), "User name at the discovery service.";
         "discovery-password" discovery_password: Text = "" file "discovery-config/client/auth/password",
-            NotYet("authentication is not served yet"), "Password of that user.";
+            NotYet("nobody logs in at the discovery service yet"), "Password of that user.";
         "discovery-fallback" discovery_fallback: FallbackText = "exit" file "",
             Ignored("there is no proxy to fall back to"), "What to do when discovery fails; only 'exit' is left.";
         "discovery-srv" discovery_srv: Text = "",
@@ -341,11 +341,11 @@ settings! {
     }
     Auth {
         "auth-token" auth_token: Text = "simple",
-            NotYet("authentication is not served yet"), "Kind of token and its options: simple, or jwt,OPTION=VALUE...";
+            Effective, "Kind of token and its options: simple, or jwt,OPTION=VALUE...";
         "bcrypt-cost" bcrypt_cost: Unsigned = "10",
-            NotYet("authentication is not served yet"), "Cost of hashing a password, 4 to 31.";
+            Effective, "Cost of hashing a password, 4 to 31.";
         "auth-token-ttl" auth_token_ttl: Unsigned = "300",
-            NotYet("authentication is not served yet"), "Seconds that a simple token lives without use.";
+            Effective, "Seconds that a simple token lives without use.";
     }
     Monitoring {
         "enable-pprof" enable_pprof: Switch = "false",

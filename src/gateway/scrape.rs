@@ -105,6 +105,7 @@ fn read_cluster(standing: &Standing, context: &Context) {
         let member = format!("{:x}", alarm.member_id);
         standing.alarms.with_label_values(&[&member, &health::alarm_name(alarm.alarm)]).set(1);
     }
+    standing.auth_revision.set(context.state.auth.read().revision().cast_signed());
     standing.known_peers.reset();
     for member in cluster.members() {
         standing.known_peers.with_label_values(&[&own, &format!("{:x}", member.id)]).set(1);

@@ -45,7 +45,7 @@ pub(super) fn stand_alone(
     warn!("forcing a new cluster: all other members are removed");
     // Who the others are may only be known once the log is applied.
     let kind = Some(Kind::MemberKeepOnly(MemberKeepOnly { id: member_id }));
-    let command = Bytes::from(Command { kind, request_id: 0 }.encode_to_vec());
+    let command = Bytes::from(Command { kind, ..Command::default() }.encode_to_vec());
     let payloads = [EntryPayload::Membership(alone), EntryPayload::Normal(Proposal(command))];
     let term = last.committed_leader_id().term;
     let entries: Vec<(u64, Bytes)> = (last.index() + 1..)

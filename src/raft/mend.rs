@@ -321,9 +321,9 @@ impl Machine {
             match entry.payload {
                 EntryPayload::Blank => run.pass(position),
                 EntryPayload::Normal(proposal) => {
-                    let (command, _) = apply::decode(proposal.0).map_err(io::Error::other)?;
+                    let (command, who, _) = apply::decode(proposal.0).map_err(io::Error::other)?;
                     // Whoever waited for its outcome has it.
-                    let _outcome = run.apply(command, position).map_err(io::Error::other)?;
+                    let _outcome = run.apply(command, who.as_ref(), position).map_err(io::Error::other)?;
                 }
                 EntryPayload::Membership(membership) => set_membership(&mut run, entry.log_id, membership),
             }

@@ -28,6 +28,7 @@ use super::state_machine::{Listeners, Machine};
 use super::trails::{self, TrailComparison};
 use super::types::{LogId, Peer, Raft, SnapshotMeta, Vote};
 use crate::apply::{Compaction, State};
+use crate::auth::token::Tokens;
 use crate::blocking::{self, Background};
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
@@ -74,6 +75,8 @@ pub struct NodeOptions {
     pub keep_entries: u64,
     /// The directories of the store.
     pub generations: Arc<Generations>,
+    /// Who is known by what.
+    pub tokens: Arc<Tokens>,
     /// Where the lives of this member and its peers are kept.
     pub lives_dir: PathBuf,
 }
@@ -212,6 +215,7 @@ impl Node {
             links.follow(members.iter().map(|(id, urls)| (*id, urls.as_slice())));
         }
         links.follow_cluster(&state.cluster.read());
+        options.tokens.begin_at(recovered.next_index);
         let (compactions, to_compact) = mpsc::unbounded_channel();
         let applied_index = stored_applied(&state)?.map_or(0, |index| index + 1);
         let (applied_sender, applied) = watch::channel(applied_index);
@@ -226,6 +230,7 @@ impl Node {
             replaced: replaced_sender,
             outcomes: Arc::clone(&outcomes),
             links: Arc::clone(&links),
+            tokens: Arc::clone(&options.tokens),
             metrics: Arc::clone(&options.metrics),
             slow: options.slow_apply,
         };
@@ -296,6 +301,13 @@ impl Node {
     /// This member and its cluster.
     pub fn identity(&self) -> Identity {
         self.options.identity
+    }
+
+    /// Waits until the entry at an index is applied here; false if that takes longer than `at_most`.
+    pub async fn await_applied(&self, index: u64, at_most: Duration) -> bool {
+        let mut applied = self.applied.clone();
+        let waited = tokio::time::timeout(at_most, applied.wait_for(|applied| *applied > index)).await;
+        matches!(waited, Ok(Ok(_)))
     }
 
     /// What the member knows of consensus.

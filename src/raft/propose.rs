@@ -15,6 +15,7 @@ use super::network::Answer;
 use super::node::{Node, NodeCounts};
 use super::types::Proposal;
 use crate::apply::{Outcome, Reply};
+use crate::auth::Identity;
 use crate::clock;
 use crate::proto::skegpb::Command;
 use crate::proto::skegpb::command::Kind;
@@ -73,7 +74,15 @@ impl Node {
     /// See [`ProposeError`]: only [`ProposeError::TooLarge`], [`ProposeError::TooManyRequests`] and
     /// [`ProposeError::NoLeader`] say that it never will be applied.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, ProposeError> {
-        let command = Command { kind: Some(kind), request_id: 0 };
+        self.propose_for(kind, None).await
+    }
+
+    /// As [`Node::propose`], for a client that is known as `who`.
+    ///
+    /// # Errors
+    /// As [`Node::propose`].
+    pub async fn propose_for(&self, kind: Kind, who: Option<Identity>) -> Result<Outcome, ProposeError> {
+        let command = Command { kind: Some(kind), identity: who, request_id: 0 };
         let encoded = Bytes::from(command.encode_to_vec());
         if encoded.len() > self.options.max_request_bytes {
             return Err(ProposeError::TooLarge);

@@ -17,7 +17,8 @@ use super::network::Links;
 use super::outcomes::Outcomes;
 use super::snapshot::{self, Files, Source, stored_position};
 use super::types::{Applied, LogId, Membership, SnapshotMeta, StoredMembership, TypeConfig};
-use crate::apply::{self, Compaction, LeaseChange, Run, State};
+use crate::apply::{self, AuthEffect, Compaction, LeaseChange, Run, State};
+use crate::auth::token::{TokenChange, Tokens};
 use crate::blocking;
 use crate::clock;
 use crate::lease::deadlines::Deadlines;
@@ -43,6 +44,8 @@ pub(crate) struct Listeners {
     /// Who waits here for what another member wrote.
     pub(crate) outcomes: Arc<Outcomes>,
     pub(crate) links: Arc<Links>,
+    /// Who is known by what.
+    pub(crate) tokens: Arc<Tokens>,
     pub(crate) metrics: Arc<Metrics>,
     /// Time of a command or of a run's batch above which a warning is logged.
     pub(crate) slow: Duration,
@@ -119,10 +122,10 @@ impl Machine {
                     None
                 }
                 EntryPayload::Normal(proposal) => {
-                    let (command, request_id) = apply::decode(proposal.0).map_err(io::Error::other)?;
+                    let (command, who, request_id) = apply::decode(proposal.0).map_err(io::Error::other)?;
                     let operation = apply::operation(&command);
                     members_changed |= operation == Operation::ConfChange;
-                    let outcome = run.apply(command, position).map_err(io::Error::other)?;
+                    let outcome = run.apply(command, who.as_ref(), position).map_err(io::Error::other)?;
                     let took = lap(&mut now);
                     self.listeners.metrics.server.apply_duration.observe(operation, outcome.is_ok(), took);
                     if took > self.listeners.slow {
@@ -150,6 +153,12 @@ impl Machine {
         }
         self.listeners.hub.publish(&effects.events, store.revision()).map_err(io::Error::other)?;
         self.tell_leases(&effects.leases);
+        if effects.auth_changed {
+            self.listeners.hub.wake();
+        }
+        for effect in effects.auth {
+            self.listeners.tokens.follow(token_change(effect));
+        }
         for compaction in effects.compactions {
             let _ = self.listeners.compactions.send(compaction);
         }
@@ -171,10 +180,13 @@ impl Machine {
     /// Puts a peer's store in the place of this member's, and everything that follows the store with it; `index` is the last
     /// entry in it.
     pub(super) fn replace_store(&self, store: Arc<Store>, index: u64) -> io::Result<()> {
-        let Listeners { hub, deadlines, compactions, applied, replaced, links, .. } = &*self.listeners;
+        let Listeners { hub, deadlines, compactions, applied, replaced, links, tokens, .. } =
+            &*self.listeners;
         let old = self.state.replace_store(Arc::clone(&store)).map_err(io::Error::other)?;
         deadlines.lock().take_over(&self.state.leases.read(), clock::now(), Duration::ZERO);
         links.follow_cluster(&self.state.cluster.read());
+        // What was passed over may have made some of them void.
+        tokens.follow(TokenChange::AllVoid);
         // Whoever waits for the compactions that this member has not applied itself: the files have them.
         let compacted = store.compacted();
         let _ = compactions.send(Compaction { previous: compacted, revision: compacted });
@@ -235,6 +247,14 @@ pub(super) fn set_membership(run: &mut Run<'_>, log_id: LogId, membership: Membe
         .collect();
     let stored = StoredMembership::new(Some(log_id), membership);
     run.set_membership(&codec::encode_membership(&stored), members, codec::log_id_to_proto(&log_id));
+}
+
+fn token_change(effect: AuthEffect) -> TokenChange {
+    match effect {
+        AuthEffect::Issued { user, digest, index } => TokenChange::Issued { user, digest, index },
+        AuthEffect::UserVoid(user) => TokenChange::UserVoid(user),
+        AuthEffect::AllVoid => TokenChange::AllVoid,
+    }
 }
 
 /// The time since `since`, which is moved to now.

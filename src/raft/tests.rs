@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::node::{Beginning, Node, NodeOptions, StartError};
 use crate::apply::{Compaction, Reply, State};
+use crate::auth::token::Tokens;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
 use crate::storage::EngineOptions;
@@ -55,6 +56,7 @@ impl Member {
             keep_entries: 50,
             generations: Arc::new(Generations::open(dir).expect("the directory opens")),
             lives_dir: dir.to_owned(),
+            tokens: Arc::new(Tokens::None),
             metrics: Arc::new(Metrics::new(false)),
             slow_apply: Duration::from_secs(1),
         };

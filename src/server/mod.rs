@@ -22,8 +22,9 @@ use anyhow::Context as _;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
-use crate::api::{Context, Limits, Services};
+use crate::api::{Context, Limits, Passwords, Services};
 use crate::apply::{Compaction, State};
+use crate::auth::token::Tokens;
 use crate::cluster::id::{ClusterId, MemberId};
 use crate::config::{Config, FeatureGate, ListenUrl, MemberSettings};
 use crate::gateway::{Gateway, Port};
@@ -181,12 +182,6 @@ impl Member {
         let space = Arc::new(space);
         let generations = data_dir.generations()?;
         let state = open_state(config, &generations)?;
-        if state.store().auth_enabled().context("read the settings of authentication")? {
-            anyhow::bail!(
-                "the data has authentication enabled, which this version does not serve: nobody would be asked who they are. \
-                 Disable it where it is served, and take the snapshot there again"
-            );
-        }
         if state.cluster.read().is_removed(identity.member_id) {
             anyhow::bail!(
                 "the member has been permanently removed from the cluster: remove {} and add it anew",
@@ -206,6 +201,10 @@ impl Member {
         let queued_bytes_max = config.member.memory.watch_ring_bytes;
         let hub = Arc::new(Hub::new(state.store(), HubOptions { queued_bytes_max }));
         let request_timeout = config.member.request_timeout(&config.cluster);
+        let tokens = Tokens::from_setting(&config.member.auth_token, config.member.auth_token_ttl);
+        let tokens = Arc::new(tokens.map_err(|error| anyhow::anyhow!("{error}"))?);
+        let passwords =
+            Passwords::start(config.member.bcrypt_cost).context("start a thread for passwords")?;
         let options = NodeOptions {
             identity,
             beginning,
@@ -223,6 +222,7 @@ impl Member {
             max_request_bytes: size(config.member.max_request_bytes),
             keep_entries: config.member.snapshot_catchup_entries,
             generations: Arc::new(generations),
+            tokens: Arc::clone(&tokens),
             lives_dir: data_dir.root().to_owned(),
         };
         let (node, compactions) = Node::start(options, state.clone(), Arc::clone(&hub)).await?;
@@ -236,6 +236,8 @@ impl Member {
             hub,
             limits,
             metrics,
+            tokens,
+            passwords,
             space,
             finished_compaction,
         });

@@ -74,11 +74,7 @@ pub(super) fn restore(invocation: &Invocation) -> Result<String, Failure> {
     } else {
         format!("compacted at {}", imported.compacted)
     };
-    let auth = if imported.auth_enabled {
-        "; authentication is on in it, and a server refuses it for as long as that is not served"
-    } else {
-        ""
-    };
+    let auth = if imported.auth_enabled { "; authentication is on in it" } else { "" };
     Ok(format!(
         "restored {} records at revision {}, {compacted}, in {}{auth}\n",
         imported.records,

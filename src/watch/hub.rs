@@ -161,6 +161,13 @@ impl Hub {
         Hub { inner: Mutex::new(inner), work: Notify::new(), queued: Arc::default(), options }
     }
 
+    /// Has every stream look up: what its client may watch has changed.
+    pub fn wake(&self) {
+        for watcher in self.inner.lock().watchers.values() {
+            watcher.queue.wake();
+        }
+    }
+
     /// Gives a committed run to its watchers. Runs come in order; every event's revision is at most `revision`.
     ///
     /// # Errors
@@ -377,6 +384,28 @@ impl WatchStream {
             inner.remove(slot);
         }
         self.queue.push(Outgoing { watch_id, revision, fragment: false, message: Message::Canceled });
+    }
+
+    /// The stream's watchers and what they watch.
+    pub fn ranges(&self) -> Vec<(i64, KeyRange)> {
+        let inner = self.hub.inner.lock();
+        let Some(stream) = inner.streams.get(&self.id) else { return Vec::new() };
+        let watcher = |(id, slot): (&i64, &Option<usize>)| {
+            let watcher = inner.watchers.get(slot.as_ref()?)?;
+            Some((*id, watcher.view.range.clone()))
+        };
+        stream.ids.iter().filter_map(watcher).collect()
+    }
+
+    /// Ends a watcher and says why; events that wait for it are not sent. Its id stays taken until the client cancels it.
+    pub fn end(&self, watch_id: i64, reason: &'static str) {
+        let mut inner = self.hub.inner.lock();
+        let revision = inner.revision;
+        let Some(stream) = inner.streams.get_mut(&self.id) else { return };
+        let Some(slot) = stream.ids.get_mut(&watch_id).and_then(Option::take) else { return };
+        inner.remove(slot);
+        self.queue.forget(watch_id);
+        self.queue.push(Outgoing { watch_id, revision, fragment: false, message: Message::Ended(reason) });
     }
 
     /// Queues one progress message for all watchers, if each is level and past its start; otherwise nothing. A watcher

@@ -35,6 +35,8 @@ pub enum Message {
     Progress,
     /// Cancelled by request.
     Canceled,
+    /// Ended here, with the reason.
+    Ended(&'static str),
     /// Cancelled because history below this compact revision is gone.
     Compacted(i64),
 }
@@ -167,6 +169,30 @@ impl Queue {
         let drained = waiting.messages.is_empty()
             || (before >= STREAM_BYTES_MAX / 2 && waiting.bytes < STREAM_BYTES_MAX / 2);
         Poll::Ready(Some((message, drained)))
+    }
+
+    /// Forgets the events that wait for a watcher.
+    pub(super) fn forget(&self, watch_id: i64) {
+        let mut waiting = self.waiting.lock();
+        let (mut bytes, mut events) = (0, 0);
+        waiting.messages.retain(|(message, size)| {
+            let forgotten = message.watch_id == watch_id && message.events() > 0;
+            if forgotten {
+                bytes += size;
+                events += message.events();
+            }
+            !forgotten
+        });
+        waiting.bytes -= bytes;
+        self.total.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.total.events.fetch_sub(events, Ordering::Relaxed);
+    }
+
+    /// Has the stream look up, though nothing waits for it.
+    pub(super) fn wake(&self) {
+        if let Some(reader) = self.waiting.lock().reader.take() {
+            reader.wake();
+        }
     }
 
     /// Ends the queue and forgets what waits.

@@ -256,6 +256,7 @@ impl Client {
                 assert_eq!(self.cancelled.remove(0), id);
                 assert!(self.watched.remove(&id).is_some());
             }
+            Message::Ended(reason) => panic!("nobody ends a watcher here: {reason}"),
             Message::Compacted(compacted) => {
                 let watched = self.watched.get_mut(&id).expect("a watcher is ended");
                 assert_eq!(outgoing.revision, 0);

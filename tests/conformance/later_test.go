@@ -15,11 +15,6 @@ import (
 // of here and puts scenarios for it into a file of their own.
 var later = []string{
 	"/etcdserverpb.Maintenance/Downgrade",
-	"/etcdserverpb.Auth/AuthEnable", "/etcdserverpb.Auth/AuthDisable", "/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/Authenticate",
-	"/etcdserverpb.Auth/UserAdd", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/UserList", "/etcdserverpb.Auth/UserDelete",
-	"/etcdserverpb.Auth/UserChangePassword", "/etcdserverpb.Auth/UserGrantRole", "/etcdserverpb.Auth/UserRevokeRole",
-	"/etcdserverpb.Auth/RoleAdd", "/etcdserverpb.Auth/RoleGet", "/etcdserverpb.Auth/RoleList", "/etcdserverpb.Auth/RoleDelete",
-	"/etcdserverpb.Auth/RoleGrantPermission", "/etcdserverpb.Auth/RoleRevokePermission",
 }
 
 func TestLaterRPCs(t *testing.T) {

@@ -387,8 +387,7 @@ func duplicate(t *testing.T, path string) string {
 	return to
 }
 
-// TestUtlAuth carries users and roles from etcd through skeg's directory: skeg refuses to serve data that only some may see, as long as it
-// cannot tell who asks.
+// TestUtlAuth carries users and roles from etcd through skeg's directory; TestAuthSnapshot does so with authentication on.
 func TestUtlAuth(t *testing.T) {
 	requireOurs(t)
 	stores := freshPair(t)
@@ -408,18 +407,6 @@ func TestUtlAuth(t *testing.T) {
 	compareRestored(t, file, again)
 	if users := readBolt(t, again)["authUsers"]; len(users) != 2 {
 		t.Errorf("users %q", users)
-	}
-	ctl("user", "grant-role", "root", "root")
-	ctl("auth", "enable")
-	path := filepath.Join(t.TempDir(), "auth.db")
-	ctl("--user", "root:pw", "snapshot", "save", path)
-	data := filepath.Join(t.TempDir(), "data")
-	if found := ask(t, skegutl, "snapshot", "restore", path, "--data-dir", data); found.status != 0 || !strings.Contains(found.out, "authentication is on") {
-		t.Errorf("restore: %+v", found)
-	}
-	found := ask(t, pool.SkegBin, "--data-dir", data, "--listen-client-urls", "http://127.0.0.1:0", "--advertise-client-urls", "http://127.0.0.1:1", "--listen-peer-urls", "http://127.0.0.1:0")
-	if found.status != 1 || !strings.Contains(found.problems, "authentication enabled") {
-		t.Errorf("skeg starts: %+v", found)
 	}
 }
 

@@ -158,10 +158,10 @@ fn what_is_proposed_can_be_read_from_the_log() {
     assert!(pb::TxnRequest::decode(chain(NESTED_TXNS_MAX + 1).encode_to_vec().as_slice()).is_ok());
     assert!(matches!(txn(&chain(NESTED_TXNS_MAX + 1), 1000), Err(Error::TooManyOps)));
     assert!(txn(&chain(NESTED_TXNS_MAX), 1000).is_ok());
-    let command = Command { kind: Some(Kind::Txn(chain(NESTED_TXNS_MAX))), request_id: 0 };
+    let command = Command { kind: Some(Kind::Txn(chain(NESTED_TXNS_MAX))), ..Command::default() };
     let decoded = crate::apply::decode(command.encode_to_vec().into()).expect("the log can be read");
     assert_eq!(Some(decoded.0), command.kind);
-    let command = Command { kind: Some(Kind::Txn(chain(NESTED_TXNS_MAX + 1))), request_id: 0 };
+    let command = Command { kind: Some(Kind::Txn(chain(NESTED_TXNS_MAX + 1))), ..Command::default() };
     assert!(
         crate::apply::decode(command.encode_to_vec().into()).is_err(),
         "the bound is not lower than it must be"

@@ -1,7 +1,10 @@
-//! Checks in front of every command, in etcd's order: corrupt, space. etcd: `server/etcdserver/apply/uber_applier.go`.
+//! Checks in front of every command: may who asks, corrupt, space. etcd: `server/etcdserver/apply/uber_applier.go`; it asks for
+//! permissions last, so that who may nothing learns of the alarms.
 
+mod demand;
 mod space;
 
+pub use demand::{demand, leases, txn_demand};
 pub use space::cost;
 
 use super::Refusal;

@@ -127,6 +127,26 @@ impl KeyRanges {
         below.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| *key < **end))
     }
 
+    /// True if every key of the range is in the set. A range that ends before it starts counts as what lies between.
+    pub fn covers(&self, range: &KeyRange) -> bool {
+        let (from, to) = match &range.end {
+            RangeEnd::Single => return self.contains(&range.start),
+            RangeEnd::Before(end) if range.is_empty() => {
+                let below =
+                    self.ranges.range::<Bytes, _>((Bound::Unbounded, Bound::Excluded(end))).next_back();
+                return below.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| range.start < *end));
+            }
+            RangeEnd::Before(end) => (&range.start, Some(end)),
+            RangeEnd::Unbounded => (&range.start, None),
+        };
+        let below = self.ranges.range::<Bytes, _>((Bound::Unbounded, Bound::Included(from))).next_back();
+        below.is_some_and(|(_, end)| match (end, to) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(end), Some(to)) => to <= end,
+        })
+    }
+
     fn insert_between(&mut self, mut start: Bytes, mut end: Option<Bytes>) {
         // Whatever begins at or before the end, from the last one on, until one ends before the start.
         loop {
@@ -167,6 +187,35 @@ mod tests {
         let rest = range(b"a", b"c").after(b"ab");
         assert!(!rest.contains(b"ab") && rest.contains(b"ab\0"));
         assert!(range(b"a", b"").after(b"a").is_empty());
+    }
+
+    #[test]
+    fn sets_cover_ranges_that_lie_in_one_of_theirs() {
+        let mut set = KeyRanges::default();
+        for (key, end) in [(&b"a"[..], &b"c"[..]), (b"c", b"e"), (b"g", b""), (b"x", b"\0")] {
+            set.insert(&KeyRange::from_request(&Bytes::from_static(key), &Bytes::from_static(end)));
+        }
+        for (key, end, covered) in [
+            (&b"a"[..], &b"e"[..], true),
+            (b"b", b"d", true),
+            (b"a", b"e\0", false),
+            (b"e", b"", false),
+            (b"g", b"", true),
+            (b"g", b"g\0", true),
+            (b"g", b"h", false),
+            (b"y", b"\0", true),
+            (b"y", b"z", true),
+            (b"a", b"\0", false),
+            (b"0", b"b", false),
+            // No keys, between two that are there, and not.
+            (b"d", b"b", true),
+            (b"d", b"a", false),
+            (b"e", b"b", false),
+            (b"z", b"y", true),
+        ] {
+            let range = KeyRange::from_request(&Bytes::from_static(key), &Bytes::from_static(end));
+            assert_eq!(set.covers(&range), covered, "{range:?}");
+        }
     }
 
     #[test]

@@ -34,10 +34,44 @@ pub enum Operation {
     ClusterMemberAttrSet,
     /// A change of the members.
     ConfChange,
+    /// Authentication turned on.
+    AuthEnable,
+    /// Authentication turned off.
+    AuthDisable,
+    /// Asked whether authentication is on.
+    AuthStatus,
+    /// A token issued.
+    Authenticate,
+    /// A user added.
+    AuthUserAdd,
+    /// A user removed.
+    AuthUserDelete,
+    /// A password changed.
+    AuthUserChangePassword,
+    /// A role granted.
+    AuthUserGrantRole,
+    /// A role taken back.
+    AuthUserRevokeRole,
+    /// A user asked for.
+    AuthUserGet,
+    /// All users asked for.
+    AuthUserList,
+    /// A role added.
+    AuthRoleAdd,
+    /// A role removed.
+    AuthRoleDelete,
+    /// A role asked for.
+    AuthRoleGet,
+    /// All roles asked for.
+    AuthRoleList,
+    /// A permission granted.
+    AuthRoleGrantPermission,
+    /// A permission taken back.
+    AuthRoleRevokePermission,
 }
 
 impl Operation {
-    const COUNT: usize = Operation::ConfChange as usize + 1;
+    const COUNT: usize = Operation::AuthRoleRevokePermission as usize + 1;
 
     /// The name in etcd's metrics.
     pub fn name(self) -> &'static str {
@@ -55,6 +89,23 @@ impl Operation {
             Operation::ClusterVersionSet => "ClusterVersionSet",
             Operation::ClusterMemberAttrSet => "ClusterMemberAttrSet",
             Operation::ConfChange => "ConfChange",
+            Operation::AuthEnable => "AuthEnable",
+            Operation::AuthDisable => "AuthDisable",
+            Operation::AuthStatus => "AuthStatus",
+            Operation::Authenticate => "Authenticate",
+            Operation::AuthUserAdd => "AuthUserAdd",
+            Operation::AuthUserDelete => "AuthUserDelete",
+            Operation::AuthUserChangePassword => "AuthUserChangePassword",
+            Operation::AuthUserGrantRole => "AuthUserGrantRole",
+            Operation::AuthUserRevokeRole => "AuthUserRevokeRole",
+            Operation::AuthUserGet => "AuthUserGet",
+            Operation::AuthUserList => "AuthUserList",
+            Operation::AuthRoleAdd => "AuthRoleAdd",
+            Operation::AuthRoleDelete => "AuthRoleDelete",
+            Operation::AuthRoleGet => "AuthRoleGet",
+            Operation::AuthRoleList => "AuthRoleList",
+            Operation::AuthRoleGrantPermission => "AuthRoleGrantPermission",
+            Operation::AuthRoleRevokePermission => "AuthRoleRevokePermission",
         }
     }
 }

@@ -26,7 +26,7 @@ macro_rules! standing {
 
         impl Standing {
             pub(super) fn new(on: &Registrar<'_>) -> Standing {
-                let standing = Standing {
+                Standing {
                     $($gauge: on.gauge($gauge_name, $gauge_help),)*
                     $($counter: on.counter($counter_name, $counter_help),)*
                     id: on.gauges("etcd_server_id", "1 for this member's id.", &["server_id"]),
@@ -35,10 +35,7 @@ macro_rules! standing {
                     features: on.gauges("etcd_server_feature_enabled", "1 for gates that are on.", &["name", "stage"]),
                     alarms: on.gauges("etcd_debugging_server_alarms", "1 for raised alarms.", &["server_id", "alarm_type"]),
                     known_peers: on.gauges("etcd_network_known_peers", "1 for each member known.", &["Local", "Remote"]),
-                };
-                // etcd's counter of the users' revision starts here, and there are no users yet.
-                standing.auth_revision.set(1);
-                standing
+                }
             }
         }
     };

@@ -34,7 +34,7 @@ pub(super) fn misapply(member: &Member, value: &'static str) {
     let mut run = Run::new(&state, &store);
     let put = PutRequest { key: "key".into(), value: value.into(), ..PutRequest::default() };
     let next = LogId { index: applied.index + 1, ..applied };
-    let _answer = run.apply(Kind::Put(put), next).unwrap().unwrap();
+    let _answer = run.apply(Kind::Put(put), None, next).unwrap().unwrap();
     run.commit().unwrap();
     store.engine().flush().unwrap();
 }
