@@ -44,7 +44,12 @@ async fn level(node: &Node) -> Result<(), ReadError> {
     let mut barrier = std::pin::pin!(node.read_barrier());
     loop {
         tokio::select! {
-            level = &mut barrier => return level,
+            level = &mut barrier => {
+                if level.is_ok() {
+                    info!(percent = 100, applied = node.status().applied, "caught up with the cluster");
+                }
+                return level;
+            }
             _ = ticks.tick() => {
                 if let Ok((matched, last)) = node.progress(node.identity().member_id).await
                     && last > 0

@@ -284,10 +284,44 @@ func without(c *pair.Cluster, at int) {
 	c.Note("LeaseKeepAlive that wants a leader", pair.ErrorText(keepAliveError(c, at, ctx)))
 }
 
+// wantsLeader opens a watch and a keep-alive stream that want a leader, and gives what ends them once they have answered.
+func wantsLeader(c *pair.Cluster, at int) (watchEnds, keepAliveEnds chan error) {
+	watchEnds, keepAliveEnds = make(chan error, 1), make(chan error, 1)
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "hasleader", "true")
+	watch, err := pb.NewWatchClient(c.Members[at].Conn).Watch(ctx)
+	if err == nil {
+		_ = watch.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("a")}}})
+		var created *pb.WatchResponse
+		created, err = watch.Recv()
+		c.Note("a watch that wants a leader", fmt.Sprint(created.GetCreated(), err))
+	}
+	go func() {
+		for err == nil {
+			_, err = watch.Recv()
+		}
+		watchEnds <- err
+	}()
+	renewals, problem := pb.NewLeaseClient(c.Members[at].Conn).LeaseKeepAlive(ctx)
+	if problem == nil {
+		_ = renewals.Send(&pb.LeaseKeepAliveRequest{ID: 1})
+		_, problem = renewals.Recv()
+		c.Note("a keep-alive stream that wants a leader", pair.ErrorText(problem))
+	}
+	go func() {
+		for problem == nil {
+			_, problem = renewals.Recv()
+		}
+		keepAliveEnds <- problem
+	}()
+	return watchEnds, keepAliveEnds
+}
+
 func TestClusterWithoutQuorum(t *testing.T) {
 	pool.CompareClusters(t, etcdctl, 0, func(c *pair.Cluster) {
 		c.Call(0, "KV/Put", put("a", "1"), &pb.PutResponse{})
 		c.Call(1, "KV/Range", get("a"), &pb.RangeResponse{})
+		// Streams that want a leader, opened while there is one.
+		watchEnds, keepAliveEnds := wantsLeader(c, 0)
 		c.Kill(1, 2)
 		// What was under way when the others went.
 		err := c.Ask(0, "KV/Put", put("a", "under way"), &pb.PutResponse{})
@@ -296,6 +330,8 @@ func TestClusterWithoutQuorum(t *testing.T) {
 			status := &pb.StatusResponse{}
 			return c.Ask(0, "Maintenance/Status", &pb.StatusRequest{}, status) == nil && status.Leader == 0
 		})
+		c.Note("a watch that wants a leader ends with", pair.ErrorText(<-watchEnds))
+		c.Note("a keep-alive stream that wants a leader ends with", pair.ErrorText(<-keepAliveEnds))
 		without(c, 0)
 		c.Start(1, 2)
 		c.Await("the cluster serves again", func() bool { return c.Ask(0, "KV/Put", put("b", "1"), &pb.PutResponse{}) == nil })

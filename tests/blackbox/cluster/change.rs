@@ -248,7 +248,8 @@ async fn a_member_has_itself_added_and_another_takes_the_place_of_a_dead_one() {
     early.set("skeg-replace", &name);
     let refused = early.start_refused();
     assert!(refused.stderr.contains("still answers"), "{}", refused.stderr);
-    cluster.members[dead].kill();
+    let (_, log) = cluster.members[dead].kill();
+    assert!(log.contains(r#""msg":"caught up with the cluster","percent":100"#), "{log}");
     // Its silence is noticed by the next question.
     let started = now();
     let new = cluster.members.len() - 1;

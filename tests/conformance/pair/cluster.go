@@ -134,6 +134,12 @@ func (c *Cluster) Join(at int, members ...int) {
 // Start starts members again.
 func (c *Cluster) Start(at ...int) { c.start(at...) }
 
+// Restart ends a member with a signal, and starts it again.
+func (c *Cluster) Restart(at int, signal syscall.Signal) {
+	c.Members[at].end(signal)
+	c.start(at)
+}
+
 // Kill ends members at once.
 func (c *Cluster) Kill(at ...int) {
 	for _, member := range at {
