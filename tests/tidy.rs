@@ -31,10 +31,11 @@ const LEAVES: [&str; 7] = ["proto", "clock", "sim", "blocking", "config", "telem
 const ROOT: &str = "server";
 
 /// Libraries with the folders of `src` that may name them.
-const LIBRARIES: [(&[&str], &[&str]); 4] = [
+const LIBRARIES: [(&[&str], &[&str]); 5] = [
     (&["openraft", "openraft_rt_tokio"], &["src/raft/"]),
     (&["rocksdb"], &["src/storage/"]),
     (&["domain"], &["src/server/"]),
+    (&["aws_lc_rs"], &["src/auth/token/", "src/tls"]),
     (
         &["tonic", "http", "http_body", "http_body_util", "hyper", "hyper_util", "h2", "tower_service"],
         &["src/api/", "src/gateway/", "src/raft/network/", "src/server/"],

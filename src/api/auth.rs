@@ -266,16 +266,18 @@ impl AuthService {
             if !context.passwords.fits(password.clone(), check.hash).await? {
                 return Err(AuthError::AuthFailed.into());
             }
-            let token = self.issue(name).await?;
+            let token = self.issue(name, check.revision).await?;
             if context.state.auth.read().revision() == check.revision {
                 return Ok(token);
             }
         }
     }
 
-    async fn issue(&self, name: &str) -> Result<String, Error> {
+    /// Gives a token to a user whose password was right as of an auth revision.
+    async fn issue(&self, name: &str, checked: u64) -> Result<String, Error> {
         match &*self.0.tokens {
             Tokens::None => Err(AuthError::AuthFailed.into()),
+            Tokens::Jwt(tokens) => tokens.sign(name, checked).map_err(Error::Sign),
             Tokens::Simple(_) => {
                 let secret = Secret::draw();
                 let issue = skegpb::AuthIssue { user: name.to_owned(), digest: secret.digest().into() };

@@ -84,6 +84,7 @@ impl Context {
     async fn identify_token(&self, shown: &str) -> Option<Identity> {
         match &*self.tokens {
             Tokens::None => None,
+            Tokens::Jwt(tokens) => tokens.verify(shown),
             Tokens::Simple(tokens) => {
                 let index = Simple::index(shown)?;
                 if !self.node.await_applied(index, ISSUED_WITHIN).await {

@@ -6,6 +6,7 @@ use tonic::{Code, Status};
 
 use crate::apply::Refusal;
 use crate::auth::AuthError;
+use crate::auth::token::SignError;
 use crate::raft::{AskError, ProposeError, ReadError, TransferError};
 use crate::storage::StorageError;
 use crate::storage::mvcc::MvccError;
@@ -94,6 +95,8 @@ pub enum Error {
     NotSupportedForLearner,
     /// A password over the limit.
     PasswordTooLong,
+    /// A token cannot be signed.
+    Sign(SignError),
     /// Who asks is not known, or may not, or users and roles do not allow the change.
     Auth(AuthError),
     /// The storage failed; the member is about to stop.
@@ -169,6 +172,10 @@ impl Error {
             }
             // The words of Go's bcrypt.
             Error::PasswordTooLong => (Code::Unknown, "bcrypt: password length exceeds 72 bytes"),
+            Error::Sign(SignError::VerifyOnly) => {
+                (Code::Unknown, "auth: token signing attempted with verify-only key")
+            }
+            Error::Sign(SignError::Failed) => (Code::Unknown, "auth: a token could not be signed"),
             Error::Auth(error) => auth_parts(*error),
             Error::Storage(text) => (Code::Internal, text),
         }

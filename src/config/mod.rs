@@ -335,6 +335,11 @@ pub struct Notice {
     pub flag: &'static str,
 }
 
+/// Reads a duration as Go writes it; `None` for one that is none, or negative.
+pub fn duration(text: &str) -> Option<Duration> {
+    syntax::duration(text).ok().and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos)
+}
+
 /// Takes in the arguments (the program's name aside) and the environment.
 ///
 /// # Errors

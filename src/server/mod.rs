@@ -377,6 +377,7 @@ fn spawn_tasks(
         tokio::spawn(task::divergence::run(node(), state())),
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
+        tokio::spawn(task::token_keys::run(Arc::clone(&context.tokens))),
         tokio::spawn(task::alarms::run(
             node(),
             state(),

@@ -13,3 +13,4 @@ pub mod lease_expiry;
 pub mod mend;
 pub mod publish;
 pub mod scrub;
+pub mod token_keys;

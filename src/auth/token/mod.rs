@@ -3,17 +3,21 @@
 //! | kind | is | ends |
 //! |---|---|---|
 //! | simple | 16 letters, a dot, the index of the log entry that issued it | some time after its last use on this member; with a restart; when the user's password changes or the user goes; when authentication is turned off |
+//! | JWT | user and auth revision, signed | at a time that it says; for keys, with the next change of users and roles |
 //! | none | nothing: nobody can log in | |
 //!
 //! Of a simple token the log and the members hold the SHA-256 of its letters, which nobody can make a token of; finding a
 //! token by that takes no longer for a guess that is nearly right.
 
+mod jwt;
+mod keys;
 mod simple;
 
 use std::time::Duration;
 
 use crate::clock;
 
+pub use jwt::{Jwt, SignError};
 pub use simple::{Secret, Simple};
 
 /// The life of a simple token unless told otherwise.
@@ -25,6 +29,8 @@ pub enum Tokens {
     None,
     /// Kept here.
     Simple(Simple),
+    /// Signed.
+    Jwt(Box<Jwt>),
 }
 
 /// A change that the log brings to the tokens of every member.
@@ -66,7 +72,7 @@ impl Tokens {
         match kind {
             "simple" => Ok(Tokens::Simple(Simple::new(ttl))),
             "" => Ok(Tokens::None),
-            "jwt" => Err("auth-token: JSON web tokens are not made yet".to_owned()),
+            "jwt" => Ok(Tokens::Jwt(Box::new(Jwt::from_options(&options)?))),
             _ => Err(AUTH_OPTIONS.to_owned()),
         }
     }
@@ -75,6 +81,17 @@ impl Tokens {
     pub fn follow(&self, change: TokenChange) {
         if let Tokens::Simple(simple) = self {
             simple.follow(change, clock::now());
+        }
+    }
+
+    /// Reads the keys again that tokens are signed with; true if there is another one.
+    ///
+    /// # Errors
+    /// What is wrong with them; the ones before are used on.
+    pub fn reload(&self) -> Result<bool, String> {
+        match self {
+            Tokens::Jwt(jwt) => jwt.reload(),
+            Tokens::None | Tokens::Simple(_) => Ok(false),
         }
     }
 
