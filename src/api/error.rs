@@ -45,6 +45,8 @@ pub enum Error {
     LeaseExists,
     /// A time to live over the limit.
     LeaseTtlTooLarge,
+    /// Not all members could read it.
+    NewerMembersNeeded,
     /// No leader is known.
     NoLeader,
     /// No leader took it in time; it never will be done.
@@ -125,6 +127,9 @@ impl Error {
             Error::LeaseNotFound => (Code::NotFound, "etcdserver: requested lease not found"),
             Error::LeaseExists => (Code::FailedPrecondition, "etcdserver: lease already exists"),
             Error::LeaseTtlTooLarge => (Code::OutOfRange, "etcdserver: too large lease TTL"),
+            Error::NewerMembersNeeded => {
+                (Code::Unavailable, "etcdserver: not before all members run a newer version")
+            }
             Error::NoLeader => (Code::Unavailable, "etcdserver: no leader"),
             // The words of Go's contexts: etcd waits for a leader with one, and hands its error on.
             Error::NoLeaderInTime => (Code::DeadlineExceeded, "context deadline exceeded"),
@@ -272,6 +277,7 @@ impl From<ProposeError> for Error {
         match error {
             ProposeError::TooLarge => Error::RequestTooLarge,
             ProposeError::TooManyRequests => Error::TooManyRequests,
+            ProposeError::Level => Error::NewerMembersNeeded,
             ProposeError::NoLeader => Error::NoLeaderInTime,
             ProposeError::TimedOut => Error::TimedOut,
             ProposeError::TimedOutLeaderFailed => Error::TimedOutLeaderFailed,

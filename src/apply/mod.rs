@@ -25,23 +25,23 @@ use parking_lot::RwLock;
 use prost::Message;
 
 pub use auth::AuthEffect;
-pub use command::{alarm, decode, operation};
+pub use command::{CommandError, alarm, decode, level_needed, operation};
 pub use outcome::{Outcome, Refusal, Reply};
 pub use trail::Trails;
 pub use txn::{is_read_only, is_serializable, read_txn};
 
 use crate::auth::{Auth, Identity};
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, level};
 use crate::lease::{self, Leases};
 use crate::proto::etcdserverpb as pb;
 use crate::proto::skegpb::command::Kind;
-use crate::proto::skegpb::{LeaseRecord, LogId, Member};
-use crate::storage::StorageError;
+use crate::proto::skegpb::{ClusterLevelSet, LeaseRecord, LogId, Member};
 use crate::storage::mvcc::activity::Tally;
 use crate::storage::mvcc::read::Event;
 use crate::storage::mvcc::write::WriteRun;
 use crate::storage::mvcc::{MvccError, Store};
 use crate::storage::schema::{self, Family, MetaKey};
+use crate::storage::{FORMAT_LEVELLED, StorageError};
 use trail::TrailRun;
 
 /// Longest time to live of a lease, in seconds. etcd: `server/lease/lessor.go`.
@@ -227,6 +227,7 @@ impl<'s> Run<'s> {
                 self.state.cluster.write().set_version(&request.version);
                 Ok(Ok(Reply::None))
             }
+            Kind::ClusterLevelSet(request) => self.raise_level(&request),
             Kind::MemberAttributes(request) => Ok(self.set_attributes(&request)),
             Kind::MemberAdd(request) => Ok(self.add_member(request)),
             Kind::MemberRemove(request) => Ok(self.remove_member(request)),
@@ -289,6 +290,18 @@ impl<'s> Run<'s> {
         self.write.compact(request.revision);
         self.effects.compactions.push(Compaction { previous, revision: request.revision });
         Ok(Reply::Compaction(pb::CompactionResponse { header: self.header() }))
+    }
+
+    fn raise_level(&mut self, set: &ClusterLevelSet) -> Result<Outcome, StorageError> {
+        let mut cluster = self.state.cluster.write();
+        if cluster.rises_by(set) {
+            level::check(set.level)?;
+            cluster.set_level(set.level);
+            let batch = self.write.batch();
+            batch.put(Family::Meta, &MetaKey::ClusterLevel.encode(), &set.level.to_be_bytes());
+            batch.put(Family::Meta, &MetaKey::Format.encode(), &FORMAT_LEVELLED.to_be_bytes());
+        }
+        Ok(Ok(Reply::None))
     }
 
     fn grant(&mut self, request: &pb::LeaseGrantRequest) -> Outcome {

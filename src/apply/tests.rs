@@ -11,6 +11,7 @@
 //! compact N                                    a compare is (TARGET RANGE OPERATOR [VALUE])
 //! lease grant ID TTL | revoke ID | expire ID TERM | checkpoint ID REMAINING
 //! alarm get|activate|deactivate MEMBER TYPE
+//! level N [MEMBER ...]
 //! state | flush | run COUNT                    the next commands in one run
 //! ```
 
@@ -21,11 +22,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::*;
+use crate::cluster::level::LEVEL;
 use crate::proto::etcdserverpb::compare::TargetUnion;
 use crate::proto::etcdserverpb::request_op::Request;
 use crate::proto::etcdserverpb::response_op::Response;
 use crate::proto::mvccpb;
-use crate::proto::skegpb::LeaseExpire;
+use crate::proto::skegpb::{ClusterLevelSet, LeaseExpire};
 use crate::storage::EngineOptions;
 use crate::storage::mvcc::read::Change;
 use crate::storage::mvcc::{KeyRange, RangeEnd, StoreOptions};
@@ -220,6 +222,10 @@ fn command(words: &[Word]) -> Kind {
                 other => number(other),
             },
         }),
+        "level" => Kind::ClusterLevelSet(ClusterLevelSet {
+            level: number(rest[0].text()),
+            member_ids: rest[1..].iter().map(|id| number(id.text())).collect(),
+        }),
         other => panic!("unknown command {other}"),
     }
 }
@@ -361,6 +367,9 @@ fn show_state(state: &State) -> String {
     }
     let stored = cluster::load(store.engine()).expect("the members load");
     assert_eq!(stored.alarms_of_type(0), state.cluster.read().alarms_of_type(0));
+    if stored.level() > 0 {
+        let _ = writeln!(out, "level {}", stored.level());
+    }
     for alarm in stored.alarms_of_type(0) {
         let _ = writeln!(out, "alarm {} {}", alarm.member_id, alarm.alarm().as_str_name());
     }
@@ -546,4 +555,29 @@ fn a_store_whose_last_entries_another_build_applied_begins_a_trail_where_it_stan
     let set = crate::proto::skegpb::ClusterVersionSet { version: "3.7.0".to_owned() };
     apply_all(&state, 21, vec![Kind::ClusterVersionSet(set)]);
     assert_eq!(state.trails.read().last(), Trail { origin: 22, next: 22, hash: 0 }, "all begin anew there");
+}
+
+#[test]
+fn a_level_that_this_build_does_not_know_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = open(dir.path());
+    let store = state.store();
+    let expected = "the cluster is at level 2, this build knows levels up to 1: use a newer build";
+    let set = |level| Kind::ClusterLevelSet(ClusterLevelSet { level, member_ids: vec![1] });
+    let position = LogId { term: TERM, node_id: 0, index: 0 };
+    let refused =
+        Run::new(&state, &store).apply(set(LEVEL + 1), None, position).expect_err("it must not go on");
+    assert_eq!(refused.to_string(), expected);
+    // Of which it need know nothing: the level does not rise.
+    state.cluster.write().put(Member { id: 2, ..Member::default() });
+    assert_eq!(
+        Run::new(&state, &store).apply(set(LEVEL + 1), None, position).expect("it goes on"),
+        Ok(Reply::None)
+    );
+
+    let mut batch = store.engine().batch();
+    batch.put(Family::Meta, &MetaKey::ClusterLevel.encode(), &(LEVEL + 1).to_be_bytes());
+    store.engine().write(batch).expect("the store works");
+    let refused = State::open(store).err().expect("it is refused");
+    assert_eq!(refused.to_string(), expected);
 }

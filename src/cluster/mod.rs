@@ -1,6 +1,7 @@
-//! The replicated view of the cluster: members, alarms, cluster version.
+//! The replicated view of the cluster: members, alarms, cluster version and level.
 
 pub mod id;
+pub mod level;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +12,14 @@ use crate::proto::skegpb::{Member, MemberAttributes};
 use crate::storage::schema::{Family, MetaKey};
 use crate::storage::{Engine, StorageError};
 
-/// Members, alarms and version as of the applied log.
+/// Members, alarms, version and level as of the applied log.
 #[derive(Debug, Default)]
 pub struct Cluster {
     members: BTreeMap<u64, Member>,
     removed: BTreeSet<u64>,
     alarms: BTreeSet<(u64, i32)>,
     version: Option<String>,
+    level: u32,
 }
 
 impl Cluster {
@@ -137,6 +139,7 @@ pub fn load(engine: &Engine) -> Result<Cluster, StorageError> {
         let version = std::str::from_utf8(&version);
         cluster.set_version(version.map_err(|_| StorageError::Damaged { what: "cluster version" })?);
     }
+    cluster.level = level::load(engine)?;
     Ok(cluster)
 }
 

@@ -93,6 +93,7 @@ fn read_consensus(standing: &Standing, context: &Context) {
 fn read_cluster(standing: &Standing, context: &Context) {
     let cluster = context.state.cluster.read();
     let own = context.member_id.to_string();
+    standing.cluster_level.set(i64::from(cluster.level()));
     standing.is_learner.set(i64::from(cluster.is_learner(context.member_id.get())));
     standing.id.with_label_values(&[&own]).set(1);
     standing.cluster_version.reset();

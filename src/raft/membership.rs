@@ -23,9 +23,11 @@ use super::node::Node;
 use super::types::{Membership, Peer, TypeConfig};
 use crate::clock;
 use crate::cluster::id::MemberId;
+use crate::cluster::level::LEVEL;
 use crate::proto::etcdserverpb::AlarmType;
 use crate::proto::skegpb::command::Kind;
 use crate::proto::skegpb::{MemberAdd, MemberRemove};
+use crate::storage::StorageError;
 
 /// Time between looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -118,6 +120,14 @@ impl Node {
     /// True if the member answers.
     pub fn answers(&self, member_id: u64) -> bool {
         self.has_answered_for(member_id, Duration::ZERO)
+    }
+
+    /// The level that a member's build knows; `None` if it does not answer now.
+    pub fn level_of(&self, member_id: u64) -> Option<u32> {
+        if member_id == self.options.identity.member_id {
+            return Some(LEVEL);
+        }
+        self.links.get(member_id)?.level()
     }
 
     /// True if the member has answered for that long; this one always has.
@@ -226,6 +236,16 @@ impl Node {
         loop {
             if let Some(forgot) = self.links.forgot() {
                 return forgot;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Waits until a peer says that the cluster is at a level that this build does not know.
+    pub async fn outgrown(&self) -> StorageError {
+        loop {
+            if let Err(outgrown) = self.links.check_level() {
+                return outgrown;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

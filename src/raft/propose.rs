@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::network::Answer;
 use super::node::{Node, NodeCounts};
 use super::types::Proposal;
-use crate::apply::{Outcome, Reply};
+use crate::apply::{self, Outcome, Reply};
 use crate::auth::Identity;
 use crate::clock;
 use crate::proto::skegpb::Command;
@@ -28,6 +28,9 @@ const PROPOSAL_OVERHEAD_BYTES: usize = 512;
 /// Pause before a member that said it does not lead is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Wait for the level that a command needs: until the leader has heard of all members of a new cluster.
+const LEVEL_WAIT: Duration = Duration::from_secs(3);
+
 /// Why a proposal was not applied, or may not have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
@@ -37,6 +40,9 @@ pub enum ProposeError {
     /// Too much is under way.
     #[error("too many requests")]
     TooManyRequests,
+    /// Not all members could read it: it never will be applied.
+    #[error("not before all members run a newer version")]
+    Level,
     /// There was no leader to take it in time; it never will be applied.
     #[error("context deadline exceeded")]
     NoLeader,
@@ -71,7 +77,7 @@ impl Node {
     /// On return the command is in the log on a majority's disks and visible to reads of this member.
     ///
     /// # Errors
-    /// See [`ProposeError`]: only [`ProposeError::TooLarge`], [`ProposeError::TooManyRequests`] and
+    /// See [`ProposeError`]: only [`ProposeError::TooLarge`], [`ProposeError::TooManyRequests`], [`ProposeError::Level`] and
     /// [`ProposeError::NoLeader`] say that it never will be applied.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, ProposeError> {
         self.propose_for(kind, None).await
@@ -82,6 +88,7 @@ impl Node {
     /// # Errors
     /// As [`Node::propose`].
     pub async fn propose_for(&self, kind: Kind, who: Option<Identity>) -> Result<Outcome, ProposeError> {
+        self.await_level(apply::level_needed(&kind)).await?;
         let command = Command { kind: Some(kind), identity: who, request_id: 0 };
         let encoded = Bytes::from(command.encode_to_vec());
         if encoded.len() > self.options.max_request_bytes {
@@ -103,6 +110,19 @@ impl Node {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
         }
         outcome
+    }
+
+    /// Waits for the level that a command needs: a new cluster gets there in a moment.
+    pub(super) async fn await_level(&self, needed: u32) -> Result<(), ProposeError> {
+        if needed == 0 {
+            return Ok(());
+        }
+        let rising = async {
+            while self.state.cluster.read().level() < needed {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(LEVEL_WAIT, rising).await.map_err(|_| ProposeError::Level)
     }
 
     /// Writes a command to the leader's log; `in_doubt` says whether it may be there by now.

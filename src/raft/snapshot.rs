@@ -23,6 +23,7 @@ use super::types::{LogId, SnapshotMeta, StoredMembership};
 use crate::apply::State;
 use crate::blocking::{self, Background};
 use crate::clock;
+use crate::cluster::level;
 use crate::storage::StorageError;
 use crate::storage::log::{Log, SEGMENT_BYTES};
 use crate::storage::mvcc::Store;
@@ -243,8 +244,9 @@ impl Arrival {
                 return Err(error.into());
             }
         };
-        let position = stored_position(&store);
-        let (last_log_id, last_membership) = position.inspect_err(|_| store.engine().discard())?;
+        let read = level::load(store.engine()).map_err(ArrivalError::from);
+        let read = read.and_then(|_| Ok(stored_position(&store)?));
+        let (last_log_id, last_membership) = read.inspect_err(|_| store.engine().discard())?;
         let meta = SnapshotMeta { last_log_id, last_membership };
         let arrival = Arrival { generations: Arc::clone(generations), generation, store: Some(store), meta };
         if last_log_id == Some(last) {

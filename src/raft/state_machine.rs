@@ -124,7 +124,8 @@ impl Machine {
                 EntryPayload::Normal(proposal) => {
                     let (command, who, request_id) = apply::decode(proposal.0).map_err(io::Error::other)?;
                     let operation = apply::operation(&command);
-                    members_changed |= operation == Operation::ConfChange;
+                    members_changed |=
+                        matches!(operation, Operation::ConfChange | Operation::ClusterLevelSet);
                     let outcome = run.apply(command, who.as_ref(), position).map_err(io::Error::other)?;
                     let took = lap(&mut now);
                     self.listeners.metrics.server.apply_duration.observe(operation, outcome.is_ok(), took);

@@ -13,9 +13,11 @@ use futures::future::join_all;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::node::{Beginning, Node, NodeOptions, StartError};
+use super::propose::ProposeError;
 use crate::apply::{Compaction, Reply, State};
 use crate::auth::token::Tokens;
 use crate::proto::etcdserverpb as pb;
+use crate::proto::skegpb::ClusterLevelSet;
 use crate::proto::skegpb::command::Kind;
 use crate::storage::EngineOptions;
 use crate::storage::data_dir::Identity;
@@ -267,4 +269,17 @@ async fn an_unpurged_log_makes_the_store_again() {
     let member = Member::start(dir.path()).await.expect("the member starts");
     standing.check(&member, "a lost store");
     member.stop().await;
+}
+
+#[tokio::test]
+async fn what_needs_a_level_is_not_written_before_the_cluster_is_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut member = Member::start(dir.path()).await.expect("the member starts");
+    let node = member.node.clone();
+    let mut waiting = Box::pin(node.await_level(1));
+    let waited = tokio::time::timeout(Duration::from_millis(100), &mut waiting).await;
+    assert!(waited.is_err(), "it waits for the level");
+    member.propose(vec![Kind::ClusterLevelSet(ClusterLevelSet { level: 1, member_ids: vec![MEMBER] })]).await;
+    assert_eq!(waiting.await, Ok(()));
+    assert_eq!(node.await_level(2).await, Err(ProposeError::Level), "there is no such level");
 }

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use super::discovery::discover;
 use super::srv;
 use crate::cluster::id::{ClusterId, MemberId};
+use crate::cluster::level;
 use crate::config::{Config, FirstMembership, InitialClusterState, InitialMember, Join, Url};
 use crate::proto::etcdserverpb::Member;
 use crate::proto::skegpb::DescribeResponse;
@@ -160,6 +161,7 @@ async fn join(first: &FirstMembership) -> anyhow::Result<(Identity, Beginning)> 
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
         );
     };
+    level::check(running.cluster_level)?;
     if running.members.len() != first.members.len() {
         anyhow::bail!(
             "error validating peerURLs: member count is unequal: the cluster has {} members, --initial-cluster {}",
@@ -204,6 +206,7 @@ async fn let_in(config: &Config, join: &Join) -> anyhow::Result<(Identity, Begin
     let Some(running) = raft::describe(at.clone(), DESCRIBE_WITHIN).await else {
         anyhow::bail!("--skeg-join: no member answers at {}", at.join(","));
     };
+    level::check(running.cluster_level)?;
     let replaces = match join.replaces.as_str() {
         "" => 0,
         named => {

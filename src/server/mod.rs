@@ -285,6 +285,7 @@ impl Member {
             Some(failure) = failures.recv() => failure,
             reason = self.context.node.failed() => anyhow::anyhow!("consensus has stopped: {reason}"),
             reason = self.context.node.forgot() => anyhow::anyhow!(reason),
+            outgrown = self.context.node.outgrown() => outgrown.into(),
         }
     }
 
@@ -378,6 +379,7 @@ fn spawn_tasks(
         tokio::spawn(task::lease_expiry::run(node(), metrics())),
         tokio::spawn(task::lease_checkpoint::run(node())),
         tokio::spawn(task::token_keys::run(Arc::clone(&context.tokens))),
+        tokio::spawn(task::level::run(node(), state())),
         tokio::spawn(task::alarms::run(
             node(),
             state(),

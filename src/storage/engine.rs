@@ -21,8 +21,11 @@ use tracing::{info, warn};
 
 use super::schema::{self, Family, MetaKey};
 
-/// The store's format; raised when stored bytes change their meaning.
-const FORMAT: u32 = 1;
+/// The format of a new store; raised when stored bytes change their meaning.
+const FORMAT_FIRST: u32 = 1;
+/// The format of a store that holds the cluster's level, which says what else may be in it. A build from before levels
+/// refuses it.
+pub const FORMAT_LEVELLED: u32 = 2;
 
 /// Values from this size on live in blob files, out of the way of compactions and key scans.
 const BLOB_MIN_BYTES: u64 = 1024;
@@ -44,13 +47,21 @@ pub enum StorageError {
     },
     /// The directory was written by another version.
     #[error(
-        "data directory has format {found}, this build reads format {expected}: use the version that wrote it"
+        "data directory has format {found}, this build reads formats up to {expected}: use the version that wrote it"
     )]
     Format {
         /// Format in the directory.
         found: u32,
-        /// Format of this build.
+        /// Highest format of this build.
         expected: u32,
+    },
+    /// The cluster has agreed on something that this build does not know.
+    #[error("the cluster is at level {found}, this build knows levels up to {known}: use a newer build")]
+    Level {
+        /// Level of the cluster.
+        found: u32,
+        /// Highest level of this build.
+        known: u32,
     },
     /// A file operation failed.
     #[error("storage files: {0}")]
@@ -64,7 +75,7 @@ impl StorageError {
             // A disk that has lost a sector says that it cannot read.
             StorageError::Engine(error) => matches!(error.kind(), ErrorKind::Corruption | ErrorKind::IOError),
             StorageError::Damaged { .. } => true,
-            StorageError::Format { .. } | StorageError::Io(_) => false,
+            StorageError::Format { .. } | StorageError::Level { .. } | StorageError::Io(_) => false,
         }
     }
 }
@@ -242,7 +253,7 @@ impl Engine {
         match self.get(Family::Meta, &MetaKey::Format.encode())? {
             None => {
                 let mut batch = self.batch();
-                batch.put(Family::Meta, &MetaKey::Format.encode(), &FORMAT.to_be_bytes());
+                batch.put(Family::Meta, &MetaKey::Format.encode(), &FORMAT_FIRST.to_be_bytes());
                 self.write(batch)
             }
             Some(found) => {
@@ -251,7 +262,12 @@ impl Engine {
                     .try_into()
                     .map_err(|_| StorageError::Damaged { what: "format version" })?;
                 let found = u32::from_be_bytes(found);
-                if found == FORMAT { Ok(()) } else { Err(StorageError::Format { found, expected: FORMAT }) }
+                let known = FORMAT_FIRST..=FORMAT_LEVELLED;
+                if known.contains(&found) {
+                    Ok(())
+                } else {
+                    Err(StorageError::Format { found, expected: FORMAT_LEVELLED })
+                }
             }
         }
     }

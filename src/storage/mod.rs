@@ -19,7 +19,7 @@ mod scrub;
 pub mod snapshot;
 mod space;
 
-pub use engine::{Engine, EngineOptions, EngineSizes, StorageError};
+pub use engine::{Engine, EngineOptions, EngineSizes, FORMAT_LEVELLED, StorageError};
 pub use restoring::Restoring;
 pub use scrub::Scrub;
 pub use space::Space;

@@ -78,6 +78,8 @@ pub enum MetaKey {
     Compacted,
     /// Cluster version: text `3.7.0`.
     ClusterVersion,
+    /// Cluster level: 4 bytes; absent at level 0.
+    ClusterLevel,
     /// `Member` by id.
     Member(u64),
     /// A member that there once was; empty value. Its id does not come back.
@@ -113,6 +115,7 @@ impl MetaKey {
             MetaKey::Revision => b"revision".to_vec(),
             MetaKey::Compacted => b"compacted".to_vec(),
             MetaKey::ClusterVersion => b"cluster-version".to_vec(),
+            MetaKey::ClusterLevel => b"cluster-level".to_vec(),
             MetaKey::Member(id) => [Self::MEMBER_PREFIX, &id.to_be_bytes()].concat(),
             MetaKey::Removed(id) => [Self::REMOVED_PREFIX, &id.to_be_bytes()].concat(),
             MetaKey::Alarm(id, alarm) => {

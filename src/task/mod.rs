@@ -10,6 +10,7 @@ pub mod divergence;
 pub mod flush;
 pub mod lease_checkpoint;
 pub mod lease_expiry;
+pub mod level;
 pub mod mend;
 pub mod publish;
 pub mod scrub;

@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use arguments::{Invocation, Parsed};
 use print::Format;
 
+use crate::cluster::level;
 use crate::process::{ETCD_VERSION, SKEG_VERSION};
 use crate::storage::data_dir::DataDir;
 use crate::storage::etcd::EtcdFile;
@@ -137,7 +138,7 @@ fn defrag(invocation: &Invocation) -> Result<String, Failure> {
     let data_dir = open_claimed(&dir).map_err(|error| failed(&error.text))?;
     let generations = data_dir.generations().map_err(|error| failed(&error))?;
     let rewritten = Store::open(&generations.current_dir(), StoreOptions { engine: ENGINE, heads_bytes: 0 })
-        .and_then(|store| store.rewrite());
+        .and_then(|store| level::load(store.engine()).and_then(|_| store.rewrite()));
     rewritten.map_err(|error: StorageError| failed(&error))?;
     Ok(String::new())
 }

@@ -50,6 +50,7 @@ pub fn demand(command: &Kind, asked: bool) -> Demand {
         | Kind::MemberKeepOnly(_)
         | Kind::MemberAttributes(_)
         | Kind::ClusterVersionSet(_)
+        | Kind::ClusterLevelSet(_)
         | Kind::LeaseCheckpoint(_)
         | Kind::LeaseExpire(_)
         | Kind::AuthIssue(_) => Demand::Nothing,

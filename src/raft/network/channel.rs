@@ -68,6 +68,7 @@ impl Channel {
         if let Met::Copy(_) = met {
             return Err(io::Error::other("what answers there is not the member that it was"));
         }
+        link.check_level().map_err(|refusal| io::Error::other(refusal.message().to_owned()))?;
         self.open = Some((sender, client.clone()));
         Ok(client)
     }

@@ -1,6 +1,7 @@
 //! Asking a running member who its cluster is, and to be let in, before this one belongs to it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::channel::{Channel, Timeouts};
@@ -42,5 +43,5 @@ pub async fn ask_to_join(
 fn nobody(cluster_id: u64, within: Duration) -> Arc<Near> {
     let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
     let identity = Identity { member_id: 0, cluster_id };
-    Arc::new(Near { identity, timeouts, kin: None, verdict: Verdict::default() })
+    Arc::new(Near { identity, timeouts, kin: None, level: AtomicU32::new(0), verdict: Verdict::default() })
 }

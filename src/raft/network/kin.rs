@@ -20,7 +20,7 @@ use super::channel::{self, Client};
 use super::links::Link;
 use crate::blocking;
 use crate::clock;
-use crate::proto::skegpb::DescribeRequest;
+use crate::proto::skegpb::{DescribeRequest, DescribeResponse};
 #[cfg(feature = "sim")]
 use crate::sim;
 use crate::storage::lives::{KnownLives, Life, Lives, LivesError};
@@ -70,11 +70,23 @@ impl Link {
             client.describe(DescribeRequest::default()).await.map_err(io::Error::other)?.into_inner();
         let is_peer = described.member_id == self.member_id()
             && described.cluster_id == self.near().identity.cluster_id;
-        let lives = Lives::new(described.starts, described.lives).filter(|_| is_peer);
+        if !is_peer {
+            return Ok(Met::Somebody);
+        }
+        let _one_at_a_time = self.meeting.lock().await;
+        let met = self.recognise(kin, &described).await?;
+        if !matches!(met, Met::Copy(_)) {
+            self.note_levels(&described);
+        }
+        Ok(met)
+    }
+
+    /// Compares the lives of one that says it is the peer with the last known one.
+    async fn recognise(&self, kin: &Kin, described: &DescribeResponse) -> io::Result<Met> {
+        let lives = Lives::new(described.starts, described.lives.clone());
         let Some((lives, life)) = lives.and_then(|lives| lives.last().map(|life| (lives, life))) else {
             return Ok(Met::Somebody);
         };
-        let _one_at_a_time = self.meeting.lock().await;
         match kin.known.get(self.member_id()) {
             Some(before) if before == life => {}
             Some(before) if !go_on_from(&lives, before) => return Ok(Met::Copy(life.id)),

@@ -1,7 +1,7 @@
 //! Who the peers are and where they are reached: one [`Link`] per member, shared by all that talks to it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,10 @@ use super::channel::{Channel, Client, Timeouts, addressed, is_refusal};
 use super::kin::Kin;
 use super::{COPIED, FORGOT, REMOVED};
 use crate::clock;
-use crate::cluster::Cluster;
 use crate::cluster::id::MemberId;
-use crate::proto::skegpb::DescribeRequest;
+use crate::cluster::{Cluster, level};
+use crate::proto::skegpb::{DescribeRequest, DescribeResponse};
+use crate::storage::StorageError;
 use crate::storage::data_dir::Identity;
 use crate::storage::schema::Trail;
 use crate::telemetry::metrics::{Metrics, PeerCounters};
@@ -35,6 +36,8 @@ pub(super) struct Near {
     pub(super) timeouts: Timeouts,
     /// `None` for one that does not belong to the cluster yet.
     pub(super) kin: Option<Kin>,
+    /// The level of the cluster, as applied here.
+    pub(super) level: AtomicU32,
     pub(super) verdict: Verdict,
 }
 
@@ -44,6 +47,8 @@ pub(super) struct Verdict {
     removed: AtomicBool,
     /// That it is not what it was, in the peer's words.
     forgot: OnceLock<&'static str>,
+    /// The highest level that the cluster is at.
+    level: AtomicU32,
 }
 
 /// What a peer has acknowledged to this member as the leader of a term.
@@ -79,11 +84,19 @@ struct Contact {
     answers_since: Option<Instant>,
     /// A refusal was logged, and nothing has been answered since.
     refused: bool,
+    /// The level that its build knows, as it said on the last connection.
+    level: Option<u32>,
 }
 
 impl Links {
     pub(crate) fn new(identity: Identity, kin: Kin, timeouts: Timeouts, metrics: Arc<Metrics>) -> Links {
-        let near = Near { identity, timeouts, kin: Some(kin), verdict: Verdict::default() };
+        let near = Near {
+            identity,
+            timeouts,
+            kin: Some(kin),
+            level: AtomicU32::new(0),
+            verdict: Verdict::default(),
+        };
         Links { near: Arc::new(near), links: RwLock::default(), committed: AtomicU64::new(0), metrics }
     }
 
@@ -95,6 +108,14 @@ impl Links {
     /// What a peer has said if this member has forgotten what it was, or what it acknowledged.
     pub(crate) fn forgot(&self) -> Option<&'static str> {
         self.near.verdict.forgot.get().copied()
+    }
+
+    /// Checks that this build knows the level that peers say the cluster is at.
+    ///
+    /// # Errors
+    /// [`StorageError::Level`].
+    pub(crate) fn check_level(&self) -> Result<(), StorageError> {
+        level::check(self.near.verdict.level.load(Ordering::Relaxed))
     }
 
     /// The lives of this member and its peers.
@@ -147,8 +168,9 @@ impl Links {
         &self.metrics
     }
 
-    /// Takes what the applied log says of the members: their addresses, and who is gone.
+    /// Takes what the applied log says of the members: their addresses, who is gone, and what all of them know.
     pub(crate) fn follow_cluster(&self, cluster: &Cluster) {
+        self.near.level.store(cluster.level(), Ordering::Relaxed);
         if let Some(kin) = self.kin() {
             kin.known.forget(|member| cluster.is_removed(member));
         }
@@ -234,6 +256,32 @@ impl Link {
     pub(crate) fn answers_for(&self) -> Option<Duration> {
         let since = self.contact.lock().answers_since?;
         Some(clock::now().duration_since(since))
+    }
+
+    /// The level that the peer's build knows; `None` while it does not answer.
+    pub(crate) fn level(&self) -> Option<u32> {
+        let contact = self.contact.lock();
+        contact.answers_since.and(contact.level)
+    }
+
+    /// Takes note of the levels that the peer has spoken of.
+    pub(super) fn note_levels(&self, described: &DescribeResponse) {
+        self.contact.lock().level = Some(described.level);
+        self.near.verdict.level.fetch_max(described.cluster_level, Ordering::Relaxed);
+    }
+
+    /// Checks that the peer can read what the cluster writes, as far as is known.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(super) fn check_level(&self) -> Result<(), Status> {
+        let here = self.near.level.load(Ordering::Relaxed);
+        match self.contact.lock().level {
+            Some(known) if known < here => Err(Status::failed_precondition(format!(
+                "the cluster is at level {here}, the member's build knows levels up to {known}: use a newer build"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Takes note that the peer holds the log up to `index` as the leader of `term` has it.
@@ -347,12 +395,14 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::level::LEVEL;
 
     fn link() -> Arc<Link> {
         let within = Duration::from_secs(1);
         let timeouts = Timeouts { connect: within, ping_every: within, ping_answer: within };
         let identity = Identity { member_id: 1, cluster_id: 1 };
-        let near = Near { identity, timeouts, kin: None, verdict: Verdict::default() };
+        let (level, verdict) = (AtomicU32::new(0), Verdict::default());
+        let near = Near { identity, timeouts, kin: None, level, verdict };
         Link::new(Arc::new(near), 2, Vec::new(), None)
     }
 
@@ -368,5 +418,33 @@ mod tests {
         peer.acknowledges(5, 6, 6);
         assert!(!peer.has_forgotten());
         assert!(!peer.lacks(5, 7) && peer.lacks(5, 6));
+    }
+
+    #[test]
+    fn a_peer_of_an_older_build_is_refused_once_the_cluster_has_risen() {
+        let peer = link();
+        let says = |level, cluster_level| {
+            peer.note_levels(&DescribeResponse { level, cluster_level, ..DescribeResponse::default() });
+            peer.check_level().map_err(|refusal| refusal.message().to_owned())
+        };
+        assert!(peer.check_level().is_ok(), "nothing is known of it");
+        assert_eq!(says(0, 0), Ok(()));
+        assert_eq!(peer.level(), None, "it does not answer");
+        peer.note(None);
+        assert_eq!(peer.level(), Some(0));
+        peer.near.level.store(1, Ordering::Relaxed);
+        let refusal = "the cluster is at level 1, the member's build knows levels up to 0: use a newer build";
+        assert_eq!(says(0, 0), Err(refusal.to_owned()));
+        assert_eq!(says(1, 0), Ok(()), "the newer build has taken its place");
+    }
+
+    #[test]
+    fn what_peers_say_of_the_clusters_level_is_kept() {
+        let peer = link();
+        let heard = || peer.near.verdict.level.load(Ordering::Relaxed);
+        for (said, highest) in [(0, 0), (LEVEL + 1, LEVEL + 1), (LEVEL, LEVEL + 1)] {
+            peer.note_levels(&DescribeResponse { cluster_level: said, ..DescribeResponse::default() });
+            assert_eq!(heard(), highest);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What a member answers to its peers.
 //!
 //! Every call is checked before its messages are read: the cluster, the receiver and the protocol must be this member's,
-//! and the sender must not have been removed. A refusal says what is wrong, for the sender's log.
+//! and the sender must not have been removed, and know the cluster's level. A refusal says what is wrong, for the sender's log.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,6 +25,7 @@ use super::snapshot::{self, Receiving};
 use super::wire;
 use crate::clock;
 use crate::cluster::id::{ClusterId, MemberId};
+use crate::cluster::level::LEVEL;
 use crate::proto::etcdserverpb;
 use crate::proto::server::peer_server::{Peer, PeerServer};
 use crate::proto::skegpb as pb;
@@ -109,7 +110,8 @@ impl PeerService {
                 (Some(link), Ok(life)) => link.admit(life).await,
                 _ => Ok(()),
             };
-            match admitted {
+            let known = |()| link.as_ref().map_or(Ok(()), |link| link.check_level());
+            match admitted.and_then(known) {
                 Ok(()) => return Ok(from),
                 Err(refused) if is_refusal(&refused) => refused.message().to_owned(),
                 Err(unclear) => return Err(unclear),
@@ -362,6 +364,8 @@ impl Peer for PeerService {
             trail,
             starts: lives.map_or(0, Lives::starts),
             lives: lives.map(|lives| lives.ids().to_vec()).unwrap_or_default(),
+            level: LEVEL,
+            cluster_level: self.node.state.cluster.read().level(),
         }))
     }
 }

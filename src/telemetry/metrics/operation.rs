@@ -30,6 +30,8 @@ pub enum Operation {
     Alarm,
     /// A new cluster version.
     ClusterVersionSet,
+    /// A new cluster level.
+    ClusterLevelSet,
     /// What a member says of itself.
     ClusterMemberAttrSet,
     /// A change of the members.
@@ -87,6 +89,7 @@ impl Operation {
             Operation::LeaseCheckpoint => "LeaseCheckpoint",
             Operation::Alarm => "Alarm",
             Operation::ClusterVersionSet => "ClusterVersionSet",
+            Operation::ClusterLevelSet => "ClusterLevelSet",
             Operation::ClusterMemberAttrSet => "ClusterMemberAttrSet",
             Operation::ConfChange => "ConfChange",
             Operation::AuthEnable => "AuthEnable",

@@ -61,6 +61,7 @@ standing! {
         watchers "etcd_debugging_mvcc_watcher_total" "Watchers.";
         slow_watchers "etcd_debugging_mvcc_slow_watcher_total" "Watchers that read history.";
         pending_events "etcd_debugging_mvcc_pending_events_total" "Events that wait to be sent.";
+        cluster_level "skeg_cluster_level" "Level that the cluster has reached: what all members can read.";
         disk_free_bytes "skeg_disk_free_bytes" "Room on the fuller disk of data and log, in bytes, the reserve not counted.";
         log_stall_millis "skeg_log_stall_milliseconds" "How long the log has waited for its disk, when that is longer than two election time-outs; else 0.";
         block_cache_bytes "skeg_block_cache_bytes" "Bytes held by the block cache.";
