@@ -75,6 +75,8 @@ pub(crate) struct History {
     pub(crate) glimpses: Vec<Glimpse>,
     /// By member.
     pub(crate) watched: Vec<Vec<Event>>,
+    /// Errors that a client does not try again after.
+    pub(crate) errors: Vec<String>,
 }
 
 impl Call {
@@ -294,7 +296,7 @@ mod tests {
         let events = vec![event(2, 1), event(3, 2), event(4, 4)];
         let keys = BTreeMap::from([(key_name(0), (2, 3))]);
         let glimpses = vec![Glimpse { revision: 3, keys }];
-        History { calls, glimpses, watched: vec![events; 3] }
+        History { calls, glimpses, watched: vec![events; 3], errors: Vec::new() }
     }
 
     fn answer(history: &mut History, call: usize) -> &mut Answer {

@@ -17,6 +17,7 @@ use skeg::clock::now;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tonic::Code;
 
 use super::PATIENCE;
 use super::history::{Answer, Asked, Call, Event, Glimpse, History, KEYS, PREFIX, key_name};
@@ -65,13 +66,17 @@ impl Load {
                             known: [0; KEYS],
                             rng: Rng::new(),
                             calls: Vec::new(),
+                            errors: Vec::new(),
                             answered: Arc::clone(&count),
                         };
                         clients.spawn(writer.work(address.clone(), stopping.clone()));
                     }
                 }
                 let mut history = History::default();
-                history.calls.extend(clients.join_all().await.into_iter().flatten());
+                for (calls, errors) in clients.join_all().await {
+                    history.calls.extend(calls);
+                    history.errors.extend(errors);
+                }
                 history.glimpses.extend(glimpses.join_all().await.into_iter().flatten());
                 let _ = clients_stopped.send(());
                 for watcher in watchers {
@@ -146,11 +151,12 @@ struct Writer {
     known: [u64; KEYS],
     rng: Rng,
     calls: Vec<Call>,
+    errors: Vec<String>,
     answered: Arc<AtomicUsize>,
 }
 
 impl Writer {
-    async fn work(mut self, address: String, stopping: watch::Receiver<bool>) -> Vec<Call> {
+    async fn work(mut self, address: String, stopping: watch::Receiver<bool>) -> (Vec<Call>, Vec<String>) {
         let mut client = Client::connect([address], None).await.unwrap();
         while !*stopping.borrow() {
             let key = self.rng.usize(..KEYS);
@@ -163,6 +169,11 @@ impl Writer {
                     self.answered.fetch_add(1, Ordering::Relaxed);
                 }
                 failed => {
+                    if let Ok(Err(error)) = &failed
+                        && !is_tried_again(error)
+                    {
+                        self.errors.push(error.to_string());
+                    }
                     let refused = matches!(&failed, Ok(Err(error)) if was_not_sent(error));
                     if !refused && !matches!(asked, Asked::Read) {
                         self.calls.push(Call { key, asked, begin, answer: None });
@@ -172,7 +183,7 @@ impl Writer {
             }
             sleep(Duration::from_millis(self.rng.u64(1..PAUSE_MILLIS))).await;
         }
-        self.calls
+        (self.calls, self.errors)
     }
 
     fn choose(&mut self, key: usize) -> Asked {
@@ -187,6 +198,20 @@ impl Writer {
     fn value(&mut self) -> u64 {
         self.next += 1;
         self.number as u64 * 1_000_000 + self.next
+    }
+}
+
+/// True for what a client tries again: no member said it, or one said that it cannot be just now.
+fn is_tried_again(error: &Error) -> bool {
+    match error {
+        Error::TransportError(_) => true,
+        Error::GRpcStatus(status) => match status.code() {
+            Code::Unavailable => true,
+            // A broken connection.
+            Code::Unknown | Code::Cancelled => !status.message().starts_with("etcdserver"),
+            _ => false,
+        },
+        _ => false,
     }
 }
 

@@ -15,6 +15,7 @@ mod load;
 mod mend;
 mod namespaces;
 mod proxy;
+mod roll;
 mod srv;
 mod strangers;
 mod wall_clock;
@@ -29,6 +30,7 @@ use skeg::clock::now;
 
 use crate::member::Member;
 use crate::programs::skeg;
+use history::History;
 use load::Load;
 use proxy::Network;
 
@@ -171,12 +173,19 @@ impl Cluster {
     }
 
     /// Ends the work, and checks all that was recorded, and that the members hold the same.
-    pub(crate) async fn check(&self, load: Load) {
+    pub(crate) async fn check(&self, load: Load) -> History {
         let history = load.finish().await;
         println!("{}", history.summary());
         let violations = history.violations();
         assert!(violations.is_empty(), "{violations:#?}");
         self.assert_equal().await;
+        history
+    }
+
+    /// The same, and that no client met an error that it would not try again after.
+    pub(crate) async fn check_served(&self, load: Load) {
+        let errors = self.check(load).await.errors;
+        assert!(errors.is_empty(), "{errors:#?}");
     }
 
     /// Checks that all members that run hold the same, at several revisions up to the current one.
