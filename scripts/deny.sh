@@ -26,4 +26,6 @@ install() {
   [ -x "$installed/cargo-deny" ] || install
 ) 9>"$installed.lock"
 cd "$SKEG_ROOT"
-exec "$installed/cargo-deny" --locked check --hide-inclusion-graph "$@" bans licenses sources
+for manifest in Cargo.toml sim/Cargo.toml; do
+  "$installed/cargo-deny" --locked --manifest-path "$manifest" check --hide-inclusion-graph "$@" bans licenses sources
+done
