@@ -154,14 +154,31 @@ async fn found(config: &Config, first: &FirstMembership) -> anyhow::Result<(Iden
 }
 
 /// Joins a running cluster. etcd: `bootstrapExistingClusterNoWAL` and `ValidateClusterAndAssignIDs`.
+///
+/// One that answers may not know yet that this member was added: another that does will do.
 async fn join(first: &FirstMembership) -> anyhow::Result<(Identity, Beginning)> {
-    let described = describe(others(first), DESCRIBE_WITHIN).await;
-    let Some(running) = described.into_iter().max_by_key(|described| described.leader != 0) else {
-        anyhow::bail!(
+    let mut described = describe(others(first), DESCRIBE_WITHIN).await;
+    described.sort_by_key(|described| described.leader == 0);
+    let mut wrong = None;
+    for running in described {
+        level::check(running.cluster_level)?;
+        match join_as_described(first, running) {
+            Ok(joined) => return Ok(joined),
+            Err(error) => wrong = wrong.or(Some(error)),
+        }
+    }
+    Err(wrong.unwrap_or_else(|| {
+        anyhow::anyhow!(
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
-        );
-    };
-    level::check(running.cluster_level)?;
+        )
+    }))
+}
+
+/// Joins a cluster as one of its members describes it.
+fn join_as_described(
+    first: &FirstMembership,
+    running: DescribeResponse,
+) -> anyhow::Result<(Identity, Beginning)> {
     if running.members.len() != first.members.len() {
         anyhow::bail!(
             "error validating peerURLs: member count is unequal: the cluster has {} members, --initial-cluster {}",
