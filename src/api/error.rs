@@ -93,6 +93,16 @@ pub enum Error {
     TooManyLearners,
     /// No quorum has answered for long enough.
     Unhealthy,
+    /// A version to go down to that is none.
+    WrongDowngradeVersion,
+    /// A version that the cluster cannot go down to.
+    InvalidDowngradeTarget,
+    /// No cluster version has been agreed on.
+    NoClusterVersion,
+    /// A downgrade is under way.
+    DowngradeInProcess,
+    /// A downgrade action outside the enum.
+    UnknownMethod,
     /// What a learner does not serve.
     NotSupportedForLearner,
     /// A password over the limit.
@@ -182,6 +192,19 @@ impl Error {
             }
             Error::Sign(SignError::Failed) => (Code::Unknown, "auth: a token could not be signed"),
             Error::Auth(error) => auth_parts(*error),
+            Error::WrongDowngradeVersion => {
+                (Code::InvalidArgument, "etcdserver: wrong downgrade target version format")
+            }
+            Error::InvalidDowngradeTarget => {
+                (Code::InvalidArgument, "etcdserver: invalid downgrade target version")
+            }
+            Error::NoClusterVersion => {
+                (Code::FailedPrecondition, "etcdserver: cluster version not found during downgrade")
+            }
+            Error::DowngradeInProcess => {
+                (Code::FailedPrecondition, "etcdserver: cluster has a downgrade job in progress")
+            }
+            Error::UnknownMethod => (Code::Unknown, "etcdserver: unknown method"),
             Error::Storage(text) => (Code::Internal, text),
         }
     }

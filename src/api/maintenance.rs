@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 use super::caller::Caller;
 use super::error::Error;
 use super::kv::{on_thread, unexpected};
-use super::{Context, later, snapshot};
+use super::{Context, downgrade, snapshot};
 use crate::apply::{Reply, guard};
 use crate::clock;
 use crate::process;
@@ -61,6 +61,9 @@ impl Maintenance for MaintenanceService {
             errors.push(damage_text(damage, context.node.withholds()));
         }
         let storage_version = cluster.version().unwrap_or_default().to_owned();
+        let target = cluster.downgrade_target().map(str::to_owned);
+        let downgrade_info =
+            pb::DowngradeInfo { enabled: target.is_some(), target_version: target.unwrap_or_default() };
         drop(cluster);
         let quota =
             context.limits.quota_bytes.map_or(NO_QUOTA, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
@@ -78,7 +81,7 @@ impl Maintenance for MaintenanceService {
             is_learner: context.state.cluster.read().is_learner(context.member_id.get()),
             storage_version,
             db_size_quota: quota,
-            downgrade_info: Some(pb::DowngradeInfo::default()),
+            downgrade_info: Some(downgrade_info),
         }))
     }
 
@@ -140,9 +143,9 @@ impl Maintenance for MaintenanceService {
 
     async fn downgrade(
         &self,
-        _: Request<pb::DowngradeRequest>,
+        request: Request<pb::DowngradeRequest>,
     ) -> Result<Response<pb::DowngradeResponse>, Status> {
-        Err(later::not_yet("etcdserverpb.Maintenance/Downgrade"))
+        downgrade::answer(&self.0, request.into_inner()).await.map(Response::new)
     }
 }
 

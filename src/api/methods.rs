@@ -1,4 +1,4 @@
-//! Every method of etcd's API: which there are, which are served, and their counters.
+//! Every method of etcd's API: which there are, and their counters.
 
 use std::sync::{Arc, OnceLock};
 

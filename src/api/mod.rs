@@ -8,6 +8,7 @@ mod caller;
 mod cluster;
 mod context;
 mod counted;
+mod downgrade;
 mod election;
 mod error;
 #[cfg(any(test, fuzzing))]
@@ -17,7 +18,6 @@ mod header;
 mod health;
 mod kv;
 mod large_range;
-mod later;
 mod lease;
 mod lock;
 mod maintenance;

@@ -50,7 +50,8 @@ pub fn level_needed(command: &Kind) -> u32 {
         | Kind::MemberKeepOnly(_) => 0,
         // Of level 1, and what makes it: written when every member has said that it knows it.
         Kind::ClusterLevelSet(_) => 0,
-        Kind::AuthEnable(_)
+        Kind::DowngradeSet(_)
+        | Kind::AuthEnable(_)
         | Kind::AuthDisable(_)
         | Kind::AuthIssue(_)
         | Kind::UserAdd(_)
@@ -83,6 +84,7 @@ pub fn operation(command: &Kind) -> Operation {
         Kind::Alarm(_) => Operation::Alarm,
         Kind::ClusterVersionSet(_) => Operation::ClusterVersionSet,
         Kind::ClusterLevelSet(_) => Operation::ClusterLevelSet,
+        Kind::DowngradeSet(_) => Operation::DowngradeInfoSet,
         Kind::MemberAttributes(_) => Operation::ClusterMemberAttrSet,
         Kind::MemberAdd(_)
         | Kind::MemberRemove(_)

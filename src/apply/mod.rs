@@ -227,6 +227,12 @@ impl<'s> Run<'s> {
                 self.state.cluster.write().set_version(&request.version);
                 Ok(Ok(Reply::None))
             }
+            Kind::DowngradeSet(request) => {
+                let target = request.target_version;
+                self.write.batch().put(Family::Meta, &MetaKey::Downgrade.encode(), target.as_bytes());
+                self.state.cluster.write().set_downgrade(&target);
+                Ok(Ok(Reply::None))
+            }
             Kind::ClusterLevelSet(request) => self.raise_level(&request),
             Kind::MemberAttributes(request) => Ok(self.set_attributes(&request)),
             Kind::MemberAdd(request) => Ok(self.add_member(request)),

@@ -16,7 +16,7 @@
 //! | level | brings |
 //! |---|---|
 //! | 0 | what there was before levels |
-//! | 1 | `ClusterLevelSet`, and format 2 of the store, which holds the level; the commands of `auth`, and who asked for a command |
+//! | 1 | `ClusterLevelSet`, and format 2 of the store, which holds the level; `DowngradeSet`; the commands of `auth`, and who asked for a command |
 //!
 //! What a new kind of entry or a new stored format needs: `docs/data_model.md`.
 

@@ -19,6 +19,7 @@ pub struct Cluster {
     removed: BTreeSet<u64>,
     alarms: BTreeSet<(u64, i32)>,
     version: Option<String>,
+    downgrade: Option<String>,
     level: u32,
 }
 
@@ -81,6 +82,16 @@ impl Cluster {
         self.version = Some(version.to_owned());
     }
 
+    /// The version that a downgrade under way goes to, `major.minor.0`.
+    pub fn downgrade_target(&self) -> Option<&str> {
+        self.downgrade.as_deref()
+    }
+
+    /// Begins a downgrade to a version, or ends it when that is empty.
+    pub fn set_downgrade(&mut self, target: &str) {
+        self.downgrade = (!target.is_empty()).then(|| target.to_owned());
+    }
+
     /// True if any member has raised the alarm.
     pub fn is_raised(&self, alarm: AlarmType) -> bool {
         self.alarms.iter().any(|(_, raised)| *raised == alarm as i32)
@@ -138,6 +149,10 @@ pub fn load(engine: &Engine) -> Result<Cluster, StorageError> {
     if let Some(version) = engine.get(Family::Meta, &MetaKey::ClusterVersion.encode())? {
         let version = std::str::from_utf8(&version);
         cluster.set_version(version.map_err(|_| StorageError::Damaged { what: "cluster version" })?);
+    }
+    if let Some(target) = engine.get(Family::Meta, &MetaKey::Downgrade.encode())? {
+        let target = std::str::from_utf8(&target);
+        cluster.set_downgrade(target.map_err(|_| StorageError::Damaged { what: "downgrade" })?);
     }
     cluster.level = level::load(engine)?;
     Ok(cluster)

@@ -401,7 +401,7 @@ settings! {
         "max-learners" max_learners: Signed = "1",
             Effective, "Most learners in the cluster.";
         "downgrade-check-time" downgrade_check_time: Span = "5s",
-            NotYet("versions do not change yet"), "Time between two checks whether a downgrade is done.";
+            Ignored("no member goes down to the version before: a downgrade stays until it is cancelled"), "Time between two checks whether a downgrade is done.";
     }
     Unsafe {
         "force-new-cluster" force_new_cluster: Switch = "false",

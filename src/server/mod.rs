@@ -380,6 +380,7 @@ fn spawn_tasks(
         tokio::spawn(task::lease_checkpoint::run(node())),
         tokio::spawn(task::token_keys::run(Arc::clone(&context.tokens))),
         tokio::spawn(task::level::run(node(), state())),
+        tokio::spawn(task::cluster_version::run(node(), state())),
         tokio::spawn(task::alarms::run(
             node(),
             state(),

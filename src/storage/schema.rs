@@ -78,6 +78,8 @@ pub enum MetaKey {
     Compacted,
     /// Cluster version: text `3.7.0`.
     ClusterVersion,
+    /// The version that a downgrade goes to: text `3.6.0`, or nothing once it is over; absent if there never was one.
+    Downgrade,
     /// Cluster level: 4 bytes; absent at level 0.
     ClusterLevel,
     /// `Member` by id.
@@ -115,6 +117,7 @@ impl MetaKey {
             MetaKey::Revision => b"revision".to_vec(),
             MetaKey::Compacted => b"compacted".to_vec(),
             MetaKey::ClusterVersion => b"cluster-version".to_vec(),
+            MetaKey::Downgrade => b"downgrade".to_vec(),
             MetaKey::ClusterLevel => b"cluster-level".to_vec(),
             MetaKey::Member(id) => [Self::MEMBER_PREFIX, &id.to_be_bytes()].concat(),
             MetaKey::Removed(id) => [Self::REMOVED_PREFIX, &id.to_be_bytes()].concat(),

@@ -2,6 +2,7 @@
 
 pub mod alarms;
 pub mod auto_compaction;
+pub mod cluster_version;
 pub mod compaction;
 pub mod corruption_check;
 pub mod counts;

@@ -17,8 +17,8 @@ const SAY_EVERY: Duration = Duration::from_secs(1);
 /// Pause before a cluster that has no leader is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Waits until this member is level with its cluster, then publishes attributes and version, if they are not what the
-/// cluster already knows. Waits for as long as it takes: a cluster begins when enough of its members are there.
+/// Waits until this member is level with its cluster, then publishes attributes, if they are not what the cluster already knows, and
+/// the version, if there is none. Waits for as long as it takes: a cluster begins when enough of its members are there.
 ///
 /// # Errors
 /// When consensus has stopped.
@@ -62,7 +62,7 @@ async fn level(node: &Node) -> Result<(), ReadError> {
     }
 }
 
-/// Publishes attributes and version, if they are not what the cluster already knows.
+/// Publishes attributes, if they are not what the cluster already knows, and the version, if there is none.
 ///
 /// # Errors
 /// The proposal's.
@@ -81,7 +81,7 @@ async fn publish(node: &Node, state: &State, attributes: MemberAttributes) -> Re
         let _ = node.propose(Kind::MemberAttributes(attributes)).await?;
         info!(name, "published local member to cluster through raft");
     }
-    if version.as_deref() != Some(CLUSTER_VERSION) {
+    if version.is_none() {
         let set = ClusterVersionSet { version: CLUSTER_VERSION.to_owned() };
         let _ = node.propose(Kind::ClusterVersionSet(set)).await?;
         info!(cluster_version = CLUSTER_VERSION, "set cluster version");

@@ -21,6 +21,7 @@ pub fn demand(command: &Kind, asked: bool) -> Demand {
         }
         Kind::Compaction(_)
         | Kind::Alarm(_)
+        | Kind::DowngradeSet(_)
         | Kind::MemberAdd(_)
         | Kind::MemberRemove(_)
         | Kind::MemberUpdate(_)
@@ -43,6 +44,7 @@ pub fn demand(command: &Kind, asked: bool) -> Demand {
         // Of the members' own.
         Kind::Compaction(_)
         | Kind::Alarm(_)
+        | Kind::DowngradeSet(_)
         | Kind::MemberAdd(_)
         | Kind::MemberRemove(_)
         | Kind::MemberUpdate(_)

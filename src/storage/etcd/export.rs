@@ -19,8 +19,8 @@ use rocksdb::DBRawIterator;
 
 use super::sorter::{Sorted, Sorter};
 use super::{
-    ALARM, AUTH, AUTH_ROLES, AUTH_USERS, CLUSTER, ConfStateJson, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META,
-    MemberJson, REVISION_KEY_MAX, put_revision_key,
+    ALARM, AUTH, AUTH_ROLES, AUTH_USERS, CLUSTER, ConfStateJson, DowngradeJson, KEY, LEASE, MEMBERS,
+    MEMBERS_REMOVED, META, MemberJson, REVISION_KEY_MAX, put_revision_key,
 };
 use crate::proto::etcdserverpb::AlarmMember;
 use crate::proto::skegpb::{LeaseRecord, LogId, Member};
@@ -298,8 +298,12 @@ fn small_buckets(
             let text = std::str::from_utf8(value);
             version = text.map_err(|_| StorageError::Damaged { what: "cluster version" })?.to_owned();
             put(CLUSTER, b"clusterVersion", value);
-            // Storage and cluster have the same version unless a downgrade is under way, and there is none here.
+            // Storage and cluster always have the same version: a store of skeg is the same in both.
             put(META, b"storageVersion", value);
+        } else if key == MetaKey::Downgrade.encode() {
+            let target = std::str::from_utf8(value);
+            let target = target.map_err(|_| StorageError::Damaged { what: "downgrade" })?;
+            put(CLUSTER, b"downgrade", &json(&DowngradeJson { target, enabled: !target.is_empty() }));
         } else if let Some(name) = key.strip_prefix(MetaKey::AUTH_USER_PREFIX) {
             put(AUTH_USERS, name, value);
         } else if let Some(name) = key.strip_prefix(MetaKey::AUTH_ROLE_PREFIX) {

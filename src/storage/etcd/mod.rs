@@ -70,6 +70,14 @@ struct MemberJson<'m> {
     client_urls: &'m [String],
 }
 
+/// A downgrade, as etcd stores it.
+#[derive(serde::Serialize)]
+struct DowngradeJson<'t> {
+    #[serde(rename = "target-version")]
+    target: &'t str,
+    enabled: bool,
+}
+
 /// Who votes, as etcd stores it.
 #[derive(serde::Serialize)]
 struct ConfStateJson {

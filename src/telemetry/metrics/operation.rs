@@ -30,6 +30,8 @@ pub enum Operation {
     Alarm,
     /// A new cluster version.
     ClusterVersionSet,
+    /// The begin or end of a downgrade.
+    DowngradeInfoSet,
     /// A new cluster level.
     ClusterLevelSet,
     /// What a member says of itself.
@@ -89,6 +91,7 @@ impl Operation {
             Operation::LeaseCheckpoint => "LeaseCheckpoint",
             Operation::Alarm => "Alarm",
             Operation::ClusterVersionSet => "ClusterVersionSet",
+            Operation::DowngradeInfoSet => "DowngradeInfoSet",
             Operation::ClusterLevelSet => "ClusterLevelSet",
             Operation::ClusterMemberAttrSet => "ClusterMemberAttrSet",
             Operation::ConfChange => "ConfChange",

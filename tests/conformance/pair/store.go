@@ -191,7 +191,7 @@ func (s *Store) run(arguments []string) error {
 }
 
 // awaitReady waits until gRPC is answered, which opens the connection so that no test pays for its back-off, and until the
-// storage has the version of the server: etcd raises it in the background after it is ready.
+// storage has the version of the server, or the one that a downgrade goes to: etcd changes it in the background after it is ready.
 func (s *Store) awaitReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
@@ -210,7 +210,11 @@ func (s *Store) awaitReady() error {
 		if err != nil && strings.Contains(err.Error(), "user name is empty") {
 			return nil
 		}
-		if err == nil && (status.StorageVersion == minor+"0" || minor == "3.5.") {
+		wanted := minor + "0"
+		if status.GetDowngradeInfo().GetEnabled() {
+			wanted = status.DowngradeInfo.TargetVersion
+		}
+		if err == nil && (status.StorageVersion == wanted || minor == "3.5.") {
 			return nil
 		}
 		s.Conn.ResetConnectBackoff()
