@@ -113,7 +113,14 @@ func TestClusterMembers(t *testing.T) {
 		c.Await("the other leads", func() bool { return c.Leader(0, 1, 2) == 2 })
 		once(c, 0, "Cluster/MemberRemove", &pb.MemberRemoveRequest{ID: m2}, &pb.MemberRemoveResponse{})
 		c.Await("the removed leader ends", func() bool { return !c.Members[2].Alive() })
-		c.Await("another leads", func() bool { return c.Leader(0, 1) >= 0 })
+		// A leader of two that removes itself may end before the other has heard of it, and leaves etcd's without a quorum.
+		c.Await("the one that stays leads", func() bool {
+			leader := c.Leader(0, 1)
+			if leader == 1 {
+				_ = c.Ask(1, "Maintenance/MoveLeader", &pb.MoveLeaderRequest{TargetID: m0}, &pb.MoveLeaderResponse{})
+			}
+			return leader == 0
+		})
 		list(c, 0, 1)
 
 		// With one of two voters unstarted every removal of a voter is refused before anybody looks for the member.

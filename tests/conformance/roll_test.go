@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -120,6 +121,15 @@ func (r *roll) follow(ctx context.Context, client *clientv3.Client) {
 	})
 }
 
+// codeOf is the code of what a call of clientv3 fails with: an error of etcd's own, or of gRPC.
+func codeOf(err error) codes.Code {
+	var known rpctypes.EtcdError
+	if errors.As(err, &known) {
+		return known.Code()
+	}
+	return status.Code(err)
+}
+
 // goesOn waits until every client has had so many more puts acknowledged, and gives what failed since the last time.
 func (r *roll) goesOn(c *pair.Cluster, puts int64) []error {
 	for i := range r.acknowledged {
@@ -190,7 +200,7 @@ func TestClusterRoll(t *testing.T) {
 		ended := func(what string) {
 			failed := r.goesOn(c, 30)
 			for _, err := range failed {
-				if c.IsSkeg && status.Code(err) != codes.Unavailable {
+				if c.IsSkeg && codeOf(err) != codes.Unavailable {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
