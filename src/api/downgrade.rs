@@ -3,13 +3,15 @@
 //! Enabling it is one entry in the log; the leader then lowers the cluster version ([`crate::task::cluster_version`]), and with it goes the storage
 //! version that snapshots have, so that an etcd of the version before takes them. Members themselves stay what they are.
 
+use tonic::Status;
+
 use super::Context;
+use super::caller::Caller;
 use super::error::Error;
 use crate::proto::etcdserverpb as pb;
 use crate::proto::etcdserverpb::downgrade_request::DowngradeAction;
 use crate::proto::skegpb::DowngradeSet;
 use crate::proto::skegpb::command::Kind;
-use tonic::Status;
 
 /// A version without its patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,7 @@ impl Minor {
 /// What the version is refused for, or the proposal's.
 pub(super) async fn answer(
     context: &Context,
+    caller: &Caller,
     request: pb::DowngradeRequest,
 ) -> Result<pb::DowngradeResponse, Status> {
     // The version before the change, for the leader lowers it a moment later.
@@ -55,10 +58,10 @@ pub(super) async fn answer(
         Ok(DowngradeAction::Enable) => {
             let (version, target) = validate(context, &request.version).await?;
             let target_version = format!("{}.{}.0", target.major, target.minor);
-            context.apply(Kind::DowngradeSet(DowngradeSet { target_version })).await?;
+            set(context, caller, target_version).await?;
             version
         }
-        Ok(DowngradeAction::Cancel) => cancel(context).await?,
+        Ok(DowngradeAction::Cancel) => cancel(context, caller).await?,
         Err(_) => return Err(Error::UnknownMethod.into()),
     };
     let version = format!("{}.{}", version.major, version.minor);
@@ -81,16 +84,21 @@ async fn validate(context: &Context, target: &str) -> Result<(Minor, Minor), Err
 }
 
 /// Ends a downgrade; without one nothing is done, and as in etcd nothing is said.
-async fn cancel(context: &Context) -> Result<Minor, Status> {
+async fn cancel(context: &Context, caller: &Caller) -> Result<Minor, Status> {
     context.node.read_barrier().await.map_err(Error::from)?;
     let (version, is_under_way) = {
         let cluster = context.state.cluster.read();
         (cluster.version().and_then(Minor::parse), cluster.downgrade_target().is_some())
     };
     if is_under_way {
-        context.apply(Kind::DowngradeSet(DowngradeSet { target_version: String::new() })).await?;
+        set(context, caller, String::new()).await?;
     }
     Ok(version.ok_or(Error::NoClusterVersion)?)
+}
+
+/// Begins a downgrade to a version, or ends it when that is empty, for a caller who may when that is applied.
+async fn set(context: &Context, caller: &Caller, target_version: String) -> Result<(), Status> {
+    context.apply_for(caller, Kind::DowngradeSet(DowngradeSet { target_version })).await.map(drop)
 }
 
 #[cfg(test)]

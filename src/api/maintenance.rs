@@ -145,7 +145,8 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::DowngradeRequest>,
     ) -> Result<Response<pb::DowngradeResponse>, Status> {
-        downgrade::answer(&self.0, request.into_inner()).await.map(Response::new)
+        let caller = Caller::of(&request);
+        downgrade::answer(&self.0, &caller, request.into_inner()).await.map(Response::new)
     }
 }
 

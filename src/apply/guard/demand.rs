@@ -25,10 +25,12 @@ pub fn demand(command: &Kind, asked: bool) -> Demand {
         | Kind::MemberAdd(_)
         | Kind::MemberRemove(_)
         | Kind::MemberUpdate(_)
-        | Kind::MemberPromote(_)
-            if asked =>
-        {
-            Demand::Root
+        | Kind::MemberPromote(_) => {
+            if asked {
+                Demand::Root
+            } else {
+                Demand::Nothing
+            }
         }
         Kind::AuthEnable(_)
         | Kind::AuthDisable(_)
@@ -42,14 +44,7 @@ pub fn demand(command: &Kind, asked: bool) -> Demand {
         | Kind::RoleGrantPermission(_)
         | Kind::RoleRevokePermission(_) => Demand::Root,
         // Of the members' own.
-        Kind::Compaction(_)
-        | Kind::Alarm(_)
-        | Kind::DowngradeSet(_)
-        | Kind::MemberAdd(_)
-        | Kind::MemberRemove(_)
-        | Kind::MemberUpdate(_)
-        | Kind::MemberPromote(_)
-        | Kind::MemberKeepOnly(_)
+        Kind::MemberKeepOnly(_)
         | Kind::MemberAttributes(_)
         | Kind::ClusterVersionSet(_)
         | Kind::ClusterLevelSet(_)
