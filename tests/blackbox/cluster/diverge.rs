@@ -26,7 +26,7 @@ fn open(member: &Member) -> State {
 }
 
 /// Has a stopped member apply something else than what stands next in its log, of which there must be an entry.
-pub(super) fn misapply(member: &Member, value: &'static str) {
+fn misapply(member: &Member, value: &'static str) {
     let state = open(member);
     let store = state.store();
     let applied = store.engine().get(Family::Meta, &MetaKey::Applied.encode()).unwrap().unwrap().to_vec();
@@ -39,6 +39,24 @@ pub(super) fn misapply(member: &Member, value: &'static str) {
     store.engine().flush().unwrap();
 }
 
+/// Three members of which none is mended.
+pub(super) fn found_unmended() -> Cluster {
+    let mut cluster = Cluster::prepare(3);
+    for member in &mut cluster.members {
+        member.set("skeg-mend-divergence", "false");
+    }
+    cluster.start_all();
+    cluster
+}
+
+/// Has one member apply something else than the others, and starts all again; gives which.
+pub(super) async fn make_one_differ(cluster: &mut Cluster) -> usize {
+    let wrong = with_unapplied(cluster, 1).await[0];
+    misapply(&cluster.members[wrong], "something else");
+    cluster.start_all();
+    wrong
+}
+
 /// Removes what an older build would not have written.
 fn forget_trail(member: &Member) {
     let store = open(member).store();
@@ -49,7 +67,7 @@ fn forget_trail(member: &Member) {
 }
 
 /// Members of which some followers do not run, in whose logs stands an entry that they have not applied.
-pub(super) async fn with_unapplied(cluster: &mut Cluster, followers: usize) -> Vec<usize> {
+async fn with_unapplied(cluster: &mut Cluster, followers: usize) -> Vec<usize> {
     let leader = cluster.leader().await;
     let count = cluster.members.len();
     let followers: Vec<usize> = (1..=followers).map(|step| (leader + step) % count).collect();
@@ -97,14 +115,8 @@ pub(super) async fn id_of(member: &Member) -> u64 {
 
 #[tokio::test]
 async fn a_member_that_has_applied_something_else_is_named() {
-    let mut cluster = Cluster::prepare(3);
-    for member in &mut cluster.members {
-        member.set("skeg-mend-divergence", "false");
-    }
-    cluster.start_all();
-    let wrong = with_unapplied(&mut cluster, 1).await[0];
-    misapply(&cluster.members[wrong], "something else");
-    cluster.start_all();
+    let mut cluster = found_unmended();
+    let wrong = make_one_differ(&mut cluster).await;
     let id = id_of(&cluster.members[wrong]).await;
     expect_corrupt(&cluster, (wrong + 1) % 3, &[id]).await;
     let mut client = cluster.members[(wrong + 1) % 3].client().await;
@@ -131,9 +143,7 @@ async fn members_whose_hashes_begin_apart_are_compared_after_a_while() {
         assert!(started.elapsed() < PATIENCE, "they are never compared");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let wrong = with_unapplied(&mut cluster, 1).await[0];
-    misapply(&cluster.members[wrong], "something else");
-    cluster.start_all();
+    let wrong = make_one_differ(&mut cluster).await;
     let id = id_of(&cluster.members[wrong]).await;
     expect_corrupt(&cluster, wrong, &[id]).await;
 }

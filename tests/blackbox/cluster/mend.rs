@@ -10,7 +10,7 @@ use etcd_client::{
 use skeg::clock::now;
 
 use super::corrupt::with_a_corrupt_follower;
-use super::diverge::{alarms, id_of, misapply, with_unapplied};
+use super::diverge::{alarms, found_unmended, id_of, make_one_differ};
 use super::{Cluster, PATIENCE};
 use crate::http::ask;
 use crate::member::Member;
@@ -93,9 +93,7 @@ async fn expect_whole_history(member: &Member) {
 #[tokio::test]
 async fn a_follower_is_mended() {
     let mut cluster = Cluster::found(3);
-    let wrong = with_unapplied(&mut cluster, 1).await[0];
-    misapply(&cluster.members[wrong], "something else");
-    cluster.start_all();
+    let wrong = make_one_differ(&mut cluster).await;
     // Entries come all the while, which the other store has to be given too; some change keys.
     let writing = tokio::spawn(write_on(cluster.members[(wrong + 1) % 3].client().await));
     expect_mended(&cluster, wrong).await;
@@ -189,14 +187,8 @@ async fn expect_withheld(member: &Member) {
 
 #[tokio::test]
 async fn a_member_that_must_not_be_mended_stays_out_of_service() {
-    let mut cluster = Cluster::prepare(3);
-    for member in &mut cluster.members {
-        member.set("skeg-mend-divergence", "false");
-    }
-    cluster.start_all();
-    let wrong = with_unapplied(&mut cluster, 1).await[0];
-    misapply(&cluster.members[wrong], "something else");
-    cluster.start_all();
+    let mut cluster = found_unmended();
+    let wrong = make_one_differ(&mut cluster).await;
     let watching = cluster.members[wrong].client().await.watch("key", None).await;
     let member = &cluster.members[wrong];
     until("the end of its service", async || read(member).await.is_err()).await;
